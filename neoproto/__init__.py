@@ -1,0 +1,1 @@
+"""NeoProto: reinforcement-learning post-training of language models on Monarch meshes."""

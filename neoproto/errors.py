@@ -1,0 +1,153 @@
+"""The exception tree. Nothing here imports anything else of ours.
+
+User mistakes are `ConfigError` (a `ValueError`): raised before anything is started, naming the field or
+file and what was found there. Runtime states are `NeoProtoError`s with a name of their own. `assert` is kept
+for our own bugs.
+
+Every class unpickles on another process with its attributes: exceptions cross process borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class NeoProtoError(RuntimeError):
+    """Root of the runtime states. Subclasses keep their constructor arguments so that they pickle."""
+
+
+class ConfigError(ValueError):
+    """A user's input is wrong: configuration, data, model folder, reward function.
+
+    Args:
+        problems: one sentence each, every one naming the field, file or line and what was found.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems: tuple[str, ...] = problems
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return self.problems[0]
+        return "\n".join(f"- {problem}" for problem in self.problems)
+
+
+class TopologyError(ConfigError):
+    """The topology cannot be placed; carries every violation found, each with its path."""
+
+
+class StackError(NeoProtoError):
+    """A required package is missing, has an unknown version, or the platform is not supported."""
+
+
+class RuntimeClosed(NeoProtoError):
+    """The runtime, pool or group that was used has been closed."""
+
+
+class GroupBroken(NeoProtoError):
+    """A synchronous method overran its deadline while it was running; the group accepts no more calls."""
+
+
+class DeadlineExceeded(NeoProtoError, TimeoutError):
+    """A call did not end before its absolute deadline.
+
+    Attributes:
+        method, group: what was called.
+        ranks: the ranks that had not answered.
+        elapsed: seconds from submission to the deadline.
+        stacks: what the silent ranks were doing, where that could be read (rank -> text).
+    """
+
+    def __init__(
+        self, method: str, group: str, ranks: Sequence[int], elapsed: float, stacks: dict[int, str] | None = None
+    ) -> None:
+        super().__init__(method, group, ranks, elapsed, stacks)
+        self.method, self.group, self.ranks = method, group, tuple(ranks)
+        self.elapsed, self.stacks = elapsed, dict(stacks or {})
+
+    def __str__(self) -> str:
+        text = f"{self.group}.{self.method} did not answer within {self.elapsed:.1f} s; no answer from rank(s) "
+        text += ", ".join(map(str, self.ranks)) or "none"
+        for rank, stack in sorted(self.stacks.items()):
+            text += f"\n--- rank {rank} was at ---\n{stack}"
+        return text
+
+
+class WorkerDied(NeoProtoError):
+    """A worker process ended without being asked to.
+
+    Attributes:
+        group, rank, host: which one.
+        cause: exit code or signal, in words ("signal 9 (SIGKILL)", "exit code 1").
+        log_tail: the last lines the process wrote.
+    """
+
+    def __init__(self, group: str, rank: int, host: str, cause: str, log_tail: str = "") -> None:
+        super().__init__(group, rank, host, cause, log_tail)
+        self.group, self.rank, self.host, self.cause, self.log_tail = group, rank, host, cause, log_tail
+
+    def __str__(self) -> str:
+        text = f"worker {self.group}[{self.rank}] on {self.host} died: {self.cause}"
+        return f"{text}\n--- its last output ---\n{self.log_tail}" if self.log_tail else text
+
+
+class WorkerInitError(NeoProtoError):
+    """A worker's `__init__` raised; the original exception is the `__cause__` where it could be pickled."""
+
+
+class RemoteError(NeoProtoError):
+    """A worker raised an exception whose class cannot be rebuilt here; carries its name and traceback."""
+
+    def __init__(self, type_name: str, message: str, traceback: str) -> None:
+        super().__init__(type_name, message, traceback)
+        self.type_name, self.message, self.traceback = type_name, message, traceback
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}\n{self.traceback}"
+
+
+class CallCancelled(NeoProtoError):
+    """The call was cancelled by its caller."""
+
+
+class StoreError(NeoProtoError):
+    """Something is wrong with the object store."""
+
+
+class KeyMissing(StoreError, KeyError):
+    """The key is not in the store: never put, or deleted."""
+
+    __str__ = Exception.__str__
+
+
+class StoreFull(StoreError):
+    """The value does not fit into what is left of the store's memory."""
+
+
+class StoreClosed(StoreError):
+    """The store, or this process's client of it, has been closed."""
+
+
+class LeaseExpired(NeoProtoError):
+    """A lease lapsed on the registry's clock before it was renewed or checked."""
+
+
+class TornRead(NeoProtoError):
+    """Bytes were read that can no longer be vouched for; they were not handed over."""
+
+
+class WeightMismatch(NeoProtoError):
+    """The names, shapes or dtypes of a weight version differ from those of the model that should load it."""
+
+
+class NonFiniteLoss(NeoProtoError):
+    """A loss or gradient norm is NaN or infinite; raised before the optimizer step, the weights are unchanged."""
+
+
+class RewardError(NeoProtoError):
+    """A reward function raised, or returned something that is not a score; names the sample."""
+
+
+class RolloutError(NeoProtoError):
+    """The generation engine failed or returned something that breaks its contract."""

@@ -1,0 +1,1 @@
+"""Batches, references and the rollout seam."""

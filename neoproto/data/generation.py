@@ -95,7 +95,7 @@ class Generation:
             found = len(getattr(self, name))
             if found != count:
                 raise ValueError(
-                    f"generation {self.uid}/{self.sample_index}: {name} has {found} entries for {count} tokens"
+                    f"generation {self.uid}/{self.sample_index}: {name} has {found} entries, tokens {count}"
                 )
 
 

@@ -6,16 +6,16 @@ from neoproto.data.generation import Generation, SamplingParams, request_seed
 
 
 def _generation(**changes):
-    fields = dict(
-        uid="a",
-        sample_index=0,
-        prompt_ids=(1, 2),
-        token_ids=(3, 4),
-        log_probs=(-0.1, -0.2),
-        loss_mask=(1, 1),
-        weight_versions=(0, 0),
-        finish_reason="stop",
-    )
+    fields = {
+        "uid": "a",
+        "sample_index": 0,
+        "prompt_ids": (1, 2),
+        "token_ids": (3, 4),
+        "log_probs": (-0.1, -0.2),
+        "loss_mask": (1, 1),
+        "weight_versions": (0, 0),
+        "finish_reason": "stop",
+    }
     return Generation(**{**fields, **changes})
 
 
@@ -35,7 +35,7 @@ def test_seed_is_stable_and_separates_every_argument():
 
 @pytest.mark.parametrize("name", ["log_probs", "loss_mask", "weight_versions"])
 def test_per_token_fields_must_have_one_length(name):
-    with pytest.raises(ValueError, match=rf"a/0: {name} has 1 entries for 2 tokens"):
+    with pytest.raises(ValueError, match=rf"a/0: {name} has 1 entries, tokens 2"):
         _generation(**{name: (1,)})
 
 

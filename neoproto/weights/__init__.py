@@ -1,0 +1,19 @@
+"""Weight versions: their arithmetic, their layout, publishing and pulling them."""
+
+from neoproto.weights.manifest import Entry, Manifest, TensorLayout, check_layout, dtype_name, parse_dtype
+from neoproto.weights.publisher import Publisher
+from neoproto.weights.puller import Puller
+from neoproto.weights.version import WeightVersion, lag
+
+__all__ = [
+    "Entry",
+    "Manifest",
+    "Publisher",
+    "Puller",
+    "TensorLayout",
+    "WeightVersion",
+    "check_layout",
+    "dtype_name",
+    "lag",
+    "parse_dtype",
+]

@@ -1,0 +1,141 @@
+"""What a published weight version consists of: where each tensor lies, and in which form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neoproto.errors import WeightMismatch
+from neoproto.weights.version import WeightVersion
+
+_MOST_NAMED = 8
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as a manifest writes it, for example `"bfloat16"`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """The dtype called `name` (`"bfloat16"`, `"float32"`, also `"bf16"`, `"fp16"`, `"fp32"`).
+
+    Raises:
+        ValueError: torch has no such dtype.
+    """
+    short = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+    dtype = getattr(torch, short.get(name, name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}; for example 'float32' or 'bfloat16'")
+    return dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorLayout:
+    """Form of one tensor: dtype name and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorLayout:
+        return cls(dtype=dtype_name(tensor.dtype), shape=tuple(tensor.shape))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return parse_dtype(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One named tensor of a version.
+
+    Attributes:
+        name: the parameter's name in the Hugging Face model.
+        dtype, shape: its form as stored.
+        bucket: index into `Manifest.buckets`.
+        offset: first byte inside that bucket; aligned for every dtype.
+
+    Entries with the same bucket and offset share their bytes (tied weights).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bucket: int
+    offset: int
+
+    @property
+    def layout(self) -> TensorLayout:
+        return TensorLayout(dtype=self.dtype, shape=self.shape)
+
+    @property
+    def end(self) -> int:
+        """The byte after the last one, inside the bucket."""
+        return self.offset + self.layout.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A published version: its tensors, and the store keys of the byte buckets they lie in."""
+
+    version: WeightVersion
+    entries: tuple[Entry, ...]
+    buckets: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, shared ones counted once, without padding."""
+        return sum({(entry.bucket, entry.offset): entry.layout.nbytes for entry in self.entries}.values())
+
+    def layout(self) -> dict[str, TensorLayout]:
+        return {entry.name: entry.layout for entry in self.entries}
+
+
+def check_layout(
+    found: Mapping[str, TensorLayout], expected: Mapping[str, TensorLayout], *, what: str
+) -> None:
+    """Refuse weights whose names, shapes or dtypes are not those expected.
+
+    Args:
+        found: layout of the weights that should be loaded.
+        expected: layout of the model that should load them.
+        what: the weights, in words, for the message.
+
+    Raises:
+        WeightMismatch: names up to 8 differing tensors of each kind, and how many there are.
+    """
+    problems = [
+        _listed("missing", sorted(expected.keys() - found.keys())),
+        _listed("unexpected", sorted(found.keys() - expected.keys())),
+        _listed(
+            "different",
+            [
+                f"{name} is {found[name]}, not {expected[name]}"
+                for name in sorted(found.keys() & expected.keys())
+                if found[name] != expected[name]
+            ],
+        ),
+    ]
+    if any(problems):
+        raise WeightMismatch(f"{what} do not fit the model: " + "; ".join(filter(None, problems)))
+
+
+def _listed(kind: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{len(names)} {kind}: {', '.join(names[:_MOST_NAMED])}{more}"

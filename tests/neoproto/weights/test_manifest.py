@@ -1,0 +1,86 @@
+import pickle
+
+import pytest
+import torch
+
+from neoproto.errors import WeightMismatch
+from neoproto.weights import (
+    Entry,
+    Manifest,
+    TensorLayout,
+    WeightVersion,
+    check_layout,
+    dtype_name,
+    parse_dtype,
+)
+
+
+def layout(dtype: str, *shape: int) -> TensorLayout:
+    return TensorLayout(dtype=dtype, shape=shape)
+
+
+def test_equal_layouts_pass_in_any_order():
+    check_layout(
+        {"a": layout("float32", 2), "b": layout("bfloat16", 3, 4)},
+        {"b": layout("bfloat16", 3, 4), "a": layout("float32", 2)},
+        what="weights 0.1",
+    )
+
+
+def test_a_mismatch_names_what_is_missing_unexpected_and_different():
+    found = {
+        "a": layout("float32", 2),
+        "new": layout("float32"),
+        "c": layout("bfloat16", 3),
+        "d": layout("int8", 1),
+    }
+    expected = {
+        "a": layout("float32", 4),
+        "gone": layout("float32"),
+        "c": layout("float32", 3),
+        "d": found["d"],
+    }
+    with pytest.raises(WeightMismatch) as caught:
+        check_layout(found, expected, what="weights 0.1")
+    text = str(caught.value)
+    assert text == (
+        "weights 0.1 do not fit the model: 1 missing: gone; 1 unexpected: new; "
+        "2 different: a is float32[2], not float32[4], c is bfloat16[3], not float32[3]"
+    )
+
+
+def test_a_long_list_of_differences_is_cut_and_counted():
+    expected = {f"w{index:02}": layout("float32", 1) for index in range(20)}
+    with pytest.raises(WeightMismatch, match=r"20 missing: w00, .*w07 and 12 more$"):
+        check_layout({}, expected, what="weights 0.1")
+
+
+def test_nbytes_counts_shared_bytes_once():
+    shared = {"dtype": "bfloat16", "shape": (4, 8), "bucket": 0, "offset": 0}
+    manifest = Manifest(
+        version=WeightVersion(epoch=0, n=1),
+        entries=(
+            Entry(name="embed", **shared),
+            Entry(name="head", **shared),
+            Entry(name="norm", dtype="float32", shape=(8,), bucket=0, offset=64),
+        ),
+        buckets=("weights/0.1/0",),
+    )
+    assert manifest.nbytes == 64 + 32
+    assert [entry.name for entry in manifest] == ["embed", "head", "norm"]
+    assert pickle.loads(pickle.dumps(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("bf16", torch.bfloat16), ("fp32", torch.float32), ("float16", torch.float16), ("int64", torch.int64)],
+)
+def test_dtypes_are_known_by_name(name, dtype):
+    assert parse_dtype(name) == dtype
+    assert parse_dtype(dtype_name(dtype)) == dtype
+
+
+@pytest.mark.parametrize("name", ["float7", "nn", "Tensor"])
+def test_what_is_not_a_dtype_is_refused(name):
+    with pytest.raises(ValueError, match=f"unknown dtype '{name}'"):
+        parse_dtype(name)

@@ -1,0 +1,157 @@
+import pytest
+import torch
+
+from neoproto.errors import KeyMissing, WeightMismatch
+from neoproto.weights import Publisher, Puller, WeightVersion
+from neoproto.weights.publisher import ALIGNMENT, plan_packing
+from tests.neoproto.weights.fakes import FakeStore
+
+
+def version(n: int, epoch: int = 0) -> WeightVersion:
+    return WeightVersion(epoch=epoch, n=n)
+
+
+def model_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    embed = torch.randn(10, 8, generator=generator)
+    return {
+        "embed": embed,
+        "layer.weight": torch.randn(8, 8, generator=generator).t(),
+        "layer.scale": torch.tensor(0.5),
+        "layer.empty": torch.empty(0, 4),
+        "layer.counts": torch.arange(5),
+        "layer.flags": torch.tensor([True, False, True]),
+        "layer.half": torch.randn(7, generator=generator).to(torch.bfloat16),
+        "lm_head": embed,
+    }
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 64, 200, 10_000])
+def test_what_is_published_is_pulled_bit_for_bit(bucket_bytes):
+    store, tensors = FakeStore(), model_tensors()
+    manifest = Publisher(store, bucket_bytes=bucket_bytes).publish(version(0), tensors)
+    pulled = Puller(store).pull(manifest)
+    assert list(pulled) == list(tensors)
+    for name, tensor in tensors.items():
+        assert pulled[name].dtype == tensor.dtype
+        assert pulled[name].shape == tensor.shape
+        assert torch.equal(pulled[name], tensor), name
+
+
+def test_float32_is_cast_and_other_dtypes_are_kept():
+    store, tensors = FakeStore(), model_tensors()
+    manifest = Publisher(store, rollout_dtype=torch.bfloat16).publish(version(0), tensors)
+    pulled = Puller(store).pull(manifest)
+    for name, tensor in tensors.items():
+        expected = tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
+        assert pulled[name].dtype == expected.dtype
+        assert torch.equal(pulled[name], expected), name
+
+
+def test_tied_weights_are_stored_once_and_come_back_tied():
+    store, tensors = FakeStore(), model_tensors()
+    manifest = Publisher(store).publish(version(0), tensors)
+    pulled = Puller(store).pull(manifest)
+    assert pulled["lm_head"].data_ptr() == pulled["embed"].data_ptr()
+    untied = Publisher(FakeStore()).publish(version(0), tensors | {"lm_head": tensors["embed"].clone()})
+    assert untied.nbytes == manifest.nbytes + tensors["embed"].nbytes
+
+
+def test_parameters_of_a_module_that_are_tied_are_recognised():
+    head = torch.nn.Linear(4, 6, bias=False)
+    embed = torch.nn.Embedding(6, 4)
+    head.weight = embed.weight
+    plan = plan_packing(
+        {"embed": embed.weight, "head": head.weight}, bucket_bytes=1 << 20, rollout_dtype=None
+    )
+    assert len(plan.sources) == 1
+
+
+def test_buckets_hold_no_more_than_their_size_except_for_one_larger_tensor():
+    tensors = {f"w{index}": torch.zeros(size) for index, size in enumerate([10, 10, 100, 10, 5, 40, 1])}
+    plan = plan_packing(tensors, bucket_bytes=256, rollout_dtype=None)
+    assert plan.bucket_sizes == (104, 400, 84, 196)
+    assert all(entry.offset % ALIGNMENT == 0 for entry in plan.entries)
+
+
+def test_a_version_holds_the_values_of_its_publish_not_later_ones():
+    store, weight = FakeStore(), torch.ones(3)
+    publisher, puller = Publisher(store), Puller(store)
+    first = publisher.publish(version(0), {"w": weight})
+    weight += 1
+    second = publisher.publish(version(1), {"w": weight})
+    assert puller.pull(first)["w"].tolist() == [1, 1, 1]
+    assert puller.pull(second)["w"].tolist() == [2, 2, 2]
+
+
+def test_retire_deletes_the_objects_of_that_version_only():
+    store = FakeStore()
+    publisher = Publisher(store, bucket_bytes=64)
+    old, new = (publisher.publish(version(n), model_tensors()) for n in (0, 1))
+    publisher.retire(version(0))
+    assert set(store.objects) == set(new.buckets)
+    assert publisher.live == (version(1),)
+    with pytest.raises(KeyMissing):
+        Puller(store).pull(old)
+    with pytest.raises(ValueError, match=r"weights 0\.0 are not published here; published: 0\.1"):
+        publisher.retire(version(0))
+
+
+def test_versions_only_go_up():
+    publisher = Publisher(FakeStore())
+    publisher.publish(version(5), model_tensors())
+    for stale in (version(5), version(4)):
+        with pytest.raises(ValueError, match=r"after 0\.5"):
+            publisher.publish(stale, model_tensors())
+    publisher.publish(version(4, epoch=1), model_tensors())
+
+
+def test_a_failed_put_leaves_the_version_free_for_another_try():
+    class Full(FakeStore):
+        full = True
+
+        def put_batch(self, items, *, blocking=True):
+            if self.full:
+                raise MemoryError
+            super().put_batch(items, blocking=blocking)
+
+    store = Full()
+    publisher = Publisher(store)
+    with pytest.raises(MemoryError):
+        publisher.publish(version(0), model_tensors())
+    assert publisher.live == ()
+    store.full = False
+    publisher.publish(version(0), model_tensors())
+
+
+def test_a_rank_that_does_not_write_returns_the_same_manifest_and_stores_nothing():
+    store, quiet = FakeStore(), FakeStore()
+    manifest = Publisher(store).publish(version(0), model_tensors())
+    other = Publisher(quiet, writes=False)
+    assert other.publish(version(0), model_tensors()) == manifest
+    other.retire(version(0))
+    assert quiet.objects == {}
+
+
+def test_nothing_to_publish_and_useless_buckets_are_refused():
+    with pytest.raises(ValueError, match="no tensors"):
+        Publisher(FakeStore()).publish(version(0), {})
+    with pytest.raises(ValueError, match="bucket_bytes must be positive, got 0"):
+        Publisher(FakeStore(), bucket_bytes=0)
+
+
+def test_a_puller_refuses_a_version_with_another_layout_and_names_what_differs():
+    store = FakeStore()
+    publisher, puller = Publisher(store), Puller(store)
+    puller.pull(publisher.publish(version(0), {"a": torch.zeros(2), "b": torch.zeros(3)}))
+    changed = publisher.publish(version(1), {"a": torch.zeros(2), "b": torch.zeros(4)})
+    with pytest.raises(WeightMismatch, match=r"weights 0\.1 .* b is float32\[4\], not float32\[3\]"):
+        puller.pull(changed)
+
+
+def test_a_puller_refuses_a_bucket_of_another_size():
+    store = FakeStore()
+    manifest = Publisher(store).publish(version(0), {"a": torch.zeros(2)})
+    store.objects[manifest.buckets[0]] = torch.zeros(7, dtype=torch.uint8)
+    with pytest.raises(WeightMismatch, match=r"bucket weights/0\.0/0 has 7 bytes, its manifest says 8"):
+        Puller(store).pull(manifest)

@@ -124,9 +124,7 @@ def gae(
     """
     require_same_shape(rewards_bt=rewards_bt, values_bt=values_bt, mask_bt=mask_bt)
     require_same_shape(
-        bootstrap_values_b=bootstrap_values_b,
-        truncated_b=truncated_b,
-        **{"a column of mask_bt": mask_bt[:, :1].sum(1)},
+        bootstrap_values_b=bootstrap_values_b, truncated_b=truncated_b, rows_b=mask_bt.any(dim=1)
     )
     generated_bt = mask_bt != 0
     next_value_b = torch.where(truncated_b, bootstrap_values_b.to(values_bt.dtype), 0.0)

@@ -48,11 +48,8 @@ class LossDenominators:
         """The denominators of two pieces together; raises `ValueError` if their horizons differ."""
         if self.horizon != other.horizon:
             raise ValueError(f"horizons differ: {self.horizon} and {other.horizon}")
-        return LossDenominators(
-            tokens=self.tokens + other.tokens,
-            sequences=self.sequences + other.sequences,
-            horizon=self.horizon,
-        )
+        tokens, sequences = self.tokens + other.tokens, self.sequences + other.sequences
+        return LossDenominators(tokens=tokens, sequences=sequences, horizon=self.horizon)
 
 
 def aggregate_loss(

@@ -33,7 +33,9 @@ K3_LIMIT = 10.0
 """k3 clamps its log-ratio to +-20 and its result to +-10, as verl does: one token must not own the batch."""
 
 
-def kl_estimate(log_probs_bt: torch.Tensor, ref_log_probs_bt: torch.Tensor, kind: str) -> torch.Tensor:
+def kl_estimate(
+    log_probs_bt: torch.Tensor, ref_log_probs_bt: torch.Tensor, mask_bt: torch.Tensor, kind: str
+) -> torch.Tensor:
     """A KL(policy || reference) estimate per token; with d = logp - ref:
 
         k1 (kl): d                 unbiased, can be negative; as a loss its expected gradient is 0
@@ -43,17 +45,17 @@ def kl_estimate(log_probs_bt: torch.Tensor, ref_log_probs_bt: torch.Tensor, kind
 
     Args:
         log_probs_bt, ref_log_probs_bt: float [B, T]; differentiable in both.
+        mask_bt: int64 or bool [B, T].
         kind: a key of `KL_ALIASES`.
 
     Returns:
-        float [B, T], nats. Padding is not treated: mask the result (`fill_masked`, `aggregate_loss`), and
-        where padding can be infinite mask the inputs, or 0 * inf reaches the gradient.
+        float [B, T], nats, 0 outside the mask.
 
     Raises:
         ValueError: unknown kind, or shapes that differ.
     """
     require_same_shape(log_probs_bt=log_probs_bt, ref_log_probs_bt=ref_log_probs_bt)
-    difference_bt = log_probs_bt - ref_log_probs_bt
+    difference_bt = fill_masked(log_probs_bt - ref_log_probs_bt, mask_bt)
     match KL_ALIASES.get(kind):
         case "k1":
             return difference_bt
@@ -100,7 +102,7 @@ def apply_kl_in_reward(
         kind: a key of `KL_ALIASES`.
     """
     require_same_shape(scores_bt=scores_bt, log_probs_bt=log_probs_bt, mask_bt=mask_bt)
-    kl_bt = fill_masked(kl_estimate(log_probs_bt, ref_log_probs_bt, kind), mask_bt)
+    kl_bt = kl_estimate(log_probs_bt, ref_log_probs_bt, mask_bt, kind)
     rows = (sequence_lengths(mask_bt) > 0).sum().clamp(min=1)
     return KLReward(
         rewards_bt=fill_masked(scores_bt - coefficient * kl_bt, mask_bt),

@@ -17,7 +17,7 @@ from neoproto.algorithms.aggregate import LOSS_AGG_MODES, LossDenominators, aggr
 from neoproto.algorithms.masking import fill_masked, masked_mean, require_same_shape
 
 LOG_RATIO_LIMIT = 20.0
-"""Per-token log-ratios are clamped to +-20 (verl's bound): exp(20) = 5e8 is finite in every dtype but half."""
+"""Per-token log-ratios are clamped to +-20 (verl's bound): exp(20) = 5e8, finite in all but half."""
 SEQUENCE_LOG_RATIO_LIMIT = 10.0
 """GSPO's log-ratio is clamped from above at 10 (verl's bound)."""
 
@@ -73,6 +73,7 @@ PolicyLossFn = Callable[
 
 def policy_loss(
     loss_mode: str,
+    *,
     log_probs_bt: torch.Tensor,
     old_log_probs_bt: torch.Tensor,
     advantages_bt: torch.Tensor,
@@ -80,7 +81,7 @@ def policy_loss(
     options: PolicyLossOptions,
     denominators: LossDenominators,
 ) -> PolicyLoss:
-    """The loss called `loss_mode`, one of `POLICY_LOSSES`; arguments as for `vanilla`.
+    """The loss called `loss_mode`, one of `POLICY_LOSSES`; arguments by name, as for `vanilla`.
 
     Raises:
         ValueError: unknown mode, or shapes that differ.
@@ -197,7 +198,7 @@ def _surrogates(
 def _token_share(
     mask_bt: torch.Tensor, denominators: LossDenominators
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from [B, T] (bool or float) to its share of the mini-batch's token mean, without gradient."""
+    """A function from [B, T] to its share of the mini-batch's token mean, without gradient."""
 
     def share(values_bt: torch.Tensor) -> torch.Tensor:
         return aggregate_loss(values_bt.detach().float(), mask_bt, "token-mean", denominators)

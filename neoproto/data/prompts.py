@@ -1,0 +1,344 @@
+"""From prompt rows to batches of token ids.
+
+    rows ──encode_prompts──> EncodedPrompts ──PromptLoader──> PromptColumns (one training batch)
+
+Rows come from `read_rows` (files) or `rows_from_dicts` (a task).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
+from neoproto.errors import ConfigError
+
+__all__ = [
+    "PLAIN_TEMPLATE",
+    "EncodedPrompts",
+    "PromptColumns",
+    "PromptLoader",
+    "PromptRow",
+    "Truncation",
+    "check_model_folder",
+    "encode_prompts",
+    "load_tokenizer",
+    "read_rows",
+    "rows_from_dicts",
+]
+
+Truncation = Literal["error", "left", "right", "filter"]
+PLAIN_TEMPLATE = "plain"
+_WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def check_model_folder(path: str | Path, *, field: str = "actor_rollout_ref.model.path") -> Path:
+    """Refuse a folder that is not a Hugging Face model with its tokenizer.
+
+    Args:
+        path: the folder.
+        field: the configuration key it comes from, for messages.
+
+    Raises:
+        ConfigError: no such folder, or it lacks `config.json`, weights or tokenizer files; all are listed.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"{field}: no such folder: {folder}")
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("config.json")
+    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
+        missing.append("weights (*.safetensors)")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        missing.append("a tokenizer (tokenizer.json or tokenizer_config.json)")
+    if missing:
+        raise ConfigError(
+            f"{field}: {folder} is not a Hugging Face model folder, it lacks {', '.join(missing)}"
+        )
+    return folder
+
+
+def load_tokenizer(path: str | Path, *, field: str = "actor_rollout_ref.model.path") -> Any:
+    """The tokenizer of a model folder; nothing is ever downloaded.
+
+    A tokenizer without a padding token pads with its end-of-sequence token (masks come from lengths, never
+    from ids).
+
+    Raises:
+        ConfigError: not a model folder (see `check_model_folder`), or its tokenizer cannot be loaded, or it
+            has no end-of-sequence token.
+    """
+    folder = check_model_folder(path, field=field)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the files are the user's, and `tokenizers` raises bare Exception
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{field}: the tokenizer in {folder} cannot be loaded: {reason}") from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"{field}: the tokenizer in {folder} has no end-of-sequence token (eos_token)")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptColumns:
+    """Columns of a batch of prompts, ready for `DataProto.from_dict`.
+
+    Attributes:
+        tensors: `prompts` [B, P] int64, left-padded; `prompt_len` [B] int64, real tokens of each.
+        non_tensors: object arrays of length B: uid, data_source, reward_model, extra_info, raw_prompt.
+    """
+
+    tensors: dict[str, Tensor]
+    non_tensors: dict[str, np.ndarray[Any, np.dtype[np.object_]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedPrompts:
+    """Rows with their token ids.
+
+    Attributes:
+        rows, token_ids: one entry a prompt; each at most `max_prompt_length` tokens, at least one.
+        filtered: rows left out because they were longer.
+        truncated: rows cut to the limit.
+        max_prompt_length: width P of the batches.
+        pad_token_id: what batches are padded with.
+    """
+
+    rows: tuple[PromptRow, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    filtered: int
+    truncated: int
+    max_prompt_length: int
+    pad_token_id: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def columns(self, indices: Sequence[int]) -> PromptColumns:
+        """The batch of the prompts at `indices`, in that order."""
+        prompts = torch.full((len(indices), self.max_prompt_length), self.pad_token_id, dtype=torch.int64)
+        lengths = torch.zeros(len(indices), dtype=torch.int64)
+        for line, index in enumerate(indices):
+            ids = self.token_ids[index]
+            prompts[line, self.max_prompt_length - len(ids) :] = torch.tensor(ids, dtype=torch.int64)
+            lengths[line] = len(ids)
+        rows = [self.rows[index] for index in indices]
+        return PromptColumns(
+            tensors={"prompts": prompts, "prompt_len": lengths},
+            non_tensors={
+                "uid": _objects([row.uid for row in rows]),
+                "data_source": _objects([row.data_source for row in rows]),
+                "reward_model": _objects([row.reward_model for row in rows]),
+                "extra_info": _objects([row.extra_info for row in rows]),
+                "raw_prompt": _objects([list(row.messages) for row in rows]),
+            },
+        )
+
+    def batches(self, batch_size: int) -> Iterator[PromptColumns]:
+        """All prompts once, in order; the last batch may be smaller."""
+        for start in range(0, len(self), batch_size):
+            yield self.columns(range(start, min(start + batch_size, len(self))))
+
+    def fingerprint(self) -> str:
+        """Changes when a prompt, its order or its tokens change."""
+        digest = hashlib.blake2b(digest_size=16)
+        for row, ids in zip(self.rows, self.token_ids, strict=True):
+            digest.update(f"{row.uid}\0{','.join(map(str, ids))}\n".encode())
+        return digest.hexdigest()
+
+
+def encode_prompts(
+    rows: Sequence[PromptRow],
+    tokenizer: Any,
+    max_prompt_length: int,
+    truncation: Truncation = "error",
+    chat_template: str | None = None,
+) -> EncodedPrompts:
+    """Render the messages with the chat template, generation prompt included, and tokenise them.
+
+    Args:
+        rows: the prompts.
+        tokenizer: of the model that will answer.
+        max_prompt_length: most tokens a prompt may have.
+        truncation: what becomes of a longer one: `error` (refused), `left`/`right` (that side is cut and
+            the row counted), `filter` (the row is left out and counted).
+        chat_template: None: the tokenizer's own. `"plain"`: no template; the messages' contents joined by
+            newlines, with the special tokens that the tokenizer adds to any text. Anything else: a Jinja
+            template.
+
+    Raises:
+        ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
+            prompt without tokens; with `error`, prompts that are too long (the first ones by origin and
+            length); with `filter`, no prompt left.
+    """
+    if truncation not in get_args(Truncation):
+        raise ConfigError(
+            f"data.truncation: one of {', '.join(get_args(Truncation))} is needed, got {truncation!r}"
+        )
+    if chat_template is None and not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"the tokenizer in {tokenizer.name_or_path} has no chat template; give one (data.chat_template), "
+            f"or data.chat_template={PLAIN_TEMPLATE} to join the messages' contents by newlines"
+        )
+    encoded = _tokenise(rows, tokenizer, chat_template)
+    for row, ids in zip(rows, encoded, strict=True):
+        if not ids:
+            raise ConfigError(f"{row.origin}: the prompt has no tokens")
+    over = [index for index, ids in enumerate(encoded) if len(ids) > max_prompt_length]
+    if over and truncation == "error":
+        _refuse_overlong(rows, encoded, over, max_prompt_length)
+    kept = set(range(len(rows))) - (set(over) if truncation == "filter" else set())
+    if not kept:
+        raise ConfigError(
+            f"data.max_prompt_length={max_prompt_length}: none of the {len(rows)} prompts is short enough"
+        )
+    side = slice(-max_prompt_length, None) if truncation == "left" else slice(None, max_prompt_length)
+    return EncodedPrompts(
+        rows=tuple(rows[index] for index in sorted(kept)),
+        token_ids=tuple(tuple(encoded[index][side]) for index in sorted(kept)),
+        filtered=len(rows) - len(kept),
+        truncated=len(over) if truncation in ("left", "right") else 0,
+        max_prompt_length=max_prompt_length,
+        pad_token_id=int(tokenizer.pad_token_id),
+    )
+
+
+class PromptLoader:
+    """Training batches without end: each epoch a permutation of its own, its incomplete last batch left out.
+
+    The order depends on `seed` and the epoch's number alone. The position can be saved and restored.
+
+    Args:
+        encoded: the prompts.
+        batch_size: prompts a batch.
+        shuffle: permute each epoch; otherwise the data's order.
+        seed: of the permutations.
+
+    Raises:
+        ConfigError: fewer prompts than one batch needs.
+    """
+
+    def __init__(self, encoded: EncodedPrompts, batch_size: int, shuffle: bool = True, seed: int = 0) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"data.train_batch_size: at least 1 is needed, got {batch_size}")
+        if len(encoded) < batch_size:
+            raise ConfigError(
+                f"data.train_batch_size={batch_size}: the data have only {len(encoded)} prompts"
+                + (f" ({encoded.filtered} more were too long)" if encoded.filtered else "")
+            )
+        self._encoded, self._batch_size, self._shuffle, self._seed = encoded, batch_size, shuffle, seed
+        self._epoch = self._position = 0
+        self._order = self._permutation()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._encoded) // self._batch_size
+
+    @property
+    def epoch(self) -> int:
+        """Number, from 0, of the epoch that the next batch belongs to."""
+        return self._epoch + (self._position + self._batch_size > len(self._encoded))
+
+    def next_indices(self) -> list[int]:
+        """Which prompts make the next batch; moves on."""
+        if self._position + self._batch_size > len(self._encoded):
+            self._epoch, self._position = self._epoch + 1, 0
+            self._order = self._permutation()
+        start, self._position = self._position, self._position + self._batch_size
+        return self._order[start : self._position]
+
+    def next_batch(self) -> PromptColumns:
+        """The next batch; moves on."""
+        return self._encoded.columns(self.next_indices())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the data, of plain types."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "fingerprint": self._encoded.fingerprint(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken. The batch size may differ, the data and their order may not.
+
+        Raises:
+            ConfigError: the data, `seed` or `shuffle` are not those of the state.
+        """
+        mine = self.state_dict()
+        differing = [key for key in ("fingerprint", "seed", "shuffle") if state[key] != mine[key]]
+        if differing:
+            shown = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
+            raise ConfigError(f"the saved position is of other training data: {shown}")
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._order = self._permutation()
+
+    def _permutation(self) -> list[int]:
+        order = list(range(len(self._encoded)))
+        if self._shuffle:
+            random.Random(f"prompts/{self._seed}/{self._epoch}").shuffle(order)
+        return order
+
+
+def _tokenise(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[list[int]]:
+    if not rows:
+        raise ConfigError("there are no prompts")
+    plain = chat_template == PLAIN_TEMPLATE
+    texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template)
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
+    return ids
+
+
+def _joined(row: PromptRow) -> str:
+    return "\n".join(message["content"] for message in row.messages)
+
+
+def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[str]:
+    from jinja2 import TemplateError
+
+    texts = []
+    for row in rows:
+        try:
+            text = tokenizer.apply_chat_template(
+                list(row.messages), chat_template=chat_template, add_generation_prompt=True, tokenize=False
+            )
+        except TemplateError as error:
+            raise ConfigError(f"{row.origin}: the chat template cannot be rendered: {error}") from error
+        texts.append(str(text))
+    return texts
+
+
+def _refuse_overlong(
+    rows: Sequence[PromptRow], encoded: Sequence[Sequence[int]], over: Sequence[int], limit: int
+) -> None:
+    shown = [f"{rows[index].origin}: the prompt has {len(encoded[index])} tokens" for index in over[:5]]
+    more = f", and {len(over) - 5} more" if len(over) > 5 else ""
+    raise ConfigError(
+        f"data.max_prompt_length={limit}: {len(over)} of {len(rows)} prompts are longer{more} "
+        "(raise it, or set data.truncation to left, right or filter)",
+        *shown,
+    )
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.object_]]:
+    """An object array of exactly these values, never an array made of their insides."""
+    array = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        array[index] = value
+    return array

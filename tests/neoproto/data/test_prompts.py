@@ -1,0 +1,217 @@
+"""Tokenising prompts, and walking through them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from neoproto.data.prompts import (
+    EncodedPrompts,
+    PromptLoader,
+    PromptRow,
+    check_model_folder,
+    encode_prompts,
+    load_tokenizer,
+)
+from neoproto.errors import ConfigError
+
+WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a", "b", "c", "user", "go"]
+TEMPLATE = "{{ bos_token }} {% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}go"
+
+
+def tokenizer(chat_template: str | None = TEMPLATE, pad: str | None = "<pad>") -> PreTrainedTokenizerFast:
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=pad, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+    made.chat_template = chat_template
+    return made
+
+
+def prompt(text: str, index: int = 0) -> PromptRow:
+    return PromptRow(
+        uid=f"u{index}",
+        messages=({"role": "user", "content": text},),
+        data_source="letters",
+        reward_model={"style": "exact_match", "ground_truth": [index]},
+        extra_info={},
+        origin=f"letters.jsonl:{index}",
+    )
+
+
+def encoded(count: int) -> EncodedPrompts:
+    rows = [prompt("a " * (1 + index % 3), index) for index in range(count)]
+    return encode_prompts(rows, tokenizer(), 8)
+
+
+def test_the_chat_template_and_its_generation_prompt_are_used() -> None:
+    done = encode_prompts([prompt("a b")], tokenizer(), 8)
+    assert [WORDS[i] for i in done.token_ids[0]] == ["<bos>", "user", "a", "b", "go"]
+
+
+def test_plain_joins_contents_and_a_text_is_a_template() -> None:
+    two = PromptRow(
+        uid="u",
+        messages=({"role": "system", "content": "a"}, {"role": "user", "content": "b c"}),
+        data_source="letters",
+        reward_model={"style": "x", "ground_truth": 0},
+        extra_info={},
+        origin="here",
+    )
+    bare = tokenizer(chat_template=None)
+    assert [WORDS[i] for i in encode_prompts([two], bare, 8, chat_template="plain").token_ids[0]] == [
+        "a",
+        "b",
+        "c",
+    ]
+    own = encode_prompts([two], bare, 8, chat_template="{{ messages[1].content }} go")
+    assert [WORDS[i] for i in own.token_ids[0]] == ["b", "c", "go"]
+
+
+def test_no_template_at_all_is_an_error_that_says_what_to_type() -> None:
+    with pytest.raises(ConfigError, match=r"no chat template.*data\.chat_template=plain"):
+        encode_prompts([prompt("a")], tokenizer(chat_template=None), 8)
+
+
+def test_a_template_that_fails_names_the_row() -> None:
+    with pytest.raises(
+        ConfigError, match=r"letters\.jsonl:0: the chat template cannot be rendered: no system"
+    ):
+        encode_prompts([prompt("a")], tokenizer("{{ raise_exception('no system') }}"), 8)
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"letters\.jsonl:4: the prompt has no tokens"):
+        encode_prompts([prompt("", 4)], tokenizer(), 8, chat_template="plain")
+
+
+def test_overlong_prompts_by_policy() -> None:
+    rows = [prompt("a", 0), prompt("a b c a b c", 1)]
+    with pytest.raises(ConfigError) as caught:
+        encode_prompts(rows, tokenizer(), 5)
+    assert "data.max_prompt_length=5: 1 of 2 prompts" in caught.value.problems[0]
+    assert caught.value.problems[1] == "letters.jsonl:1: the prompt has 9 tokens"
+
+    words = {}
+    for side in ("left", "right"):
+        cut = encode_prompts(rows, tokenizer(), 5, truncation=side)  # type: ignore[arg-type]
+        assert (cut.truncated, cut.filtered, len(cut)) == (1, 0, 2)
+        words[side] = [WORDS[i] for i in cut.token_ids[1]]
+    assert words == {"left": ["c", "a", "b", "c", "go"], "right": ["<bos>", "user", "a", "b", "c"]}
+
+    kept = encode_prompts(rows, tokenizer(), 5, truncation="filter")
+    assert (kept.truncated, kept.filtered, [r.uid for r in kept.rows]) == (0, 1, ["u0"])
+    with pytest.raises(ConfigError, match=r"none of the 2 prompts is short enough"):
+        encode_prompts(rows, tokenizer(), 2, truncation="filter")
+
+
+def test_an_unknown_truncation_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.truncation: one of error, left, right, filter .* 'middle'"):
+        encode_prompts([prompt("a")], tokenizer(), 5, truncation="middle")  # type: ignore[arg-type]
+
+
+def test_columns_are_left_padded_and_keep_objects_whole() -> None:
+    columns = encoded(3).columns([2, 0])
+    assert columns.tensors["prompt_len"].tolist() == [6, 4]
+    assert columns.tensors["prompts"].tolist() == [[0, 0, 1, 7, 4, 4, 4, 8], [0, 0, 0, 0, 1, 7, 4, 8]]
+    assert columns.tensors["prompts"].dtype == torch.int64
+    assert list(columns.non_tensors["uid"]) == ["u2", "u0"]
+    assert columns.non_tensors["reward_model"][0] == {"style": "exact_match", "ground_truth": [2]}
+    assert columns.non_tensors["raw_prompt"].shape == (2,)
+    assert columns.non_tensors["raw_prompt"][1] == [{"role": "user", "content": "a "}]
+
+
+def test_batches_cover_every_prompt_once() -> None:
+    uids = [list(batch.non_tensors["uid"]) for batch in encoded(5).batches(2)]
+    assert uids == [["u0", "u1"], ["u2", "u3"], ["u4"]]
+
+
+def test_each_epoch_is_a_permutation_of_its_own_and_repeatable() -> None:
+    first, again = PromptLoader(encoded(10), 3, seed=1), PromptLoader(encoded(10), 3, seed=1)
+    other = PromptLoader(encoded(10), 3, seed=2)
+    assert first.steps_per_epoch == 3
+    epochs = [[first.next_indices() for _ in range(3)] for _ in range(2)]
+    assert epochs == [[again.next_indices() for _ in range(3)] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != [other.next_indices() for _ in range(3)]
+    for epoch in epochs:
+        drawn = [index for batch in epoch for index in batch]
+        assert len(set(drawn)) == len(drawn) == 9
+
+
+def test_without_shuffling_the_order_is_the_datas() -> None:
+    loader = PromptLoader(encoded(5), 2, shuffle=False)
+    assert [loader.next_indices() for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
+    assert list(loader.next_batch().non_tensors["uid"]) == ["u2", "u3"]
+
+
+def test_the_epoch_is_that_of_the_next_batch() -> None:
+    loader = PromptLoader(encoded(4), 2)
+    seen = []
+    for _ in range(5):
+        seen.append(loader.epoch)
+        loader.next_indices()
+    assert seen == [0, 0, 1, 1, 2]
+
+
+def test_a_restored_loader_goes_on_where_the_other_stopped() -> None:
+    loader = PromptLoader(encoded(10), 3, seed=1)
+    for _ in range(4):
+        loader.next_indices()
+    state = loader.state_dict()
+    fresh = PromptLoader(encoded(10), 3, seed=1)
+    fresh.load_state_dict(state)
+    assert [fresh.next_indices() for _ in range(4)] == [loader.next_indices() for _ in range(4)]
+
+
+def test_a_position_in_other_data_is_refused() -> None:
+    state = PromptLoader(encoded(10), 3, seed=1).state_dict()
+    with pytest.raises(ConfigError, match="of other training data: fingerprint"):
+        PromptLoader(encoded(9), 3, seed=1).load_state_dict(state)
+    with pytest.raises(ConfigError, match="seed 1 there, 2 here"):
+        PromptLoader(encoded(10), 3, seed=2).load_state_dict(state)
+
+
+def test_fewer_prompts_than_a_batch_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size=4: the data have only 3 prompts"):
+        PromptLoader(encoded(3), 4)
+
+
+def model_folder(folder: Path, made: Any) -> Path:
+    LlamaConfig(vocab_size=16, hidden_size=32, num_hidden_layers=1).save_pretrained(folder)
+    (folder / "model.safetensors").touch()
+    made.save_pretrained(folder)
+    return folder
+
+
+def test_a_folders_tokenizer_is_loaded_and_always_pads(tmp_path: Path) -> None:
+    loaded = load_tokenizer(model_folder(tmp_path, tokenizer(pad=None)))
+    assert loaded.pad_token_id == loaded.eos_token_id == 2
+    assert encode_prompts([prompt("a")], loaded, 4).token_ids == ((1, 7, 4, 8),)
+
+
+def test_what_a_model_folder_lacks_is_listed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^critic\.model\.path: no such folder: .*nowhere"):
+        check_model_folder(tmp_path / "nowhere", field="critic.model.path")
+    with pytest.raises(ConfigError, match=r"lacks config\.json, weights .*, a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_broken_tokenizer_is_an_error_of_its_folder(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, tokenizer())
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    made = tokenizer()
+    made.eos_token = None
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        load_tokenizer(model_folder(tmp_path, made))

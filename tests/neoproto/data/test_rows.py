@@ -1,0 +1,141 @@
+"""Reading prompt rows, and what is said about bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from neoproto.data.rows import read_rows, rows_from_dicts
+from neoproto.errors import ConfigError
+
+
+def row(text: str = "spell abc", **changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "prompt": [{"role": "user", "content": text}],
+        "data_source": "spelling",
+        "reward_model": {"style": "exact_match", "ground_truth": "cba"},
+        "extra_info": {"index": 3},
+    }
+    return {key: value for key, value in (values | changes).items() if value is not ...}
+
+
+def write_jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def problems(path: Path) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        read_rows([path])
+    return caught.value.problems
+
+
+def test_parquet_and_json_lines_hold_the_same_rows(tmp_path: Path) -> None:
+    json_file = write_jsonl(tmp_path / "a.jsonl", row("one"), "", row("two"))
+    parquet_file = tmp_path / "b.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row("one"), row("two")]), parquet_file)
+    rows = read_rows([json_file, parquet_file])
+    assert [r.messages[0]["content"] for r in rows] == ["one", "two", "one", "two"]
+    assert [r.uid for r in rows] == ["a.jsonl:1", "a.jsonl:3", "b.parquet:0", "b.parquet:1"]
+    assert rows[1].origin == f"{json_file}:3"
+    assert rows[3].origin == f"{parquet_file}, row 1"
+    for r in rows:
+        assert (r.data_source, r.reward_model, r.extra_info) == (
+            "spelling",
+            {"style": "exact_match", "ground_truth": "cba"},
+            {"index": 3},
+        )
+
+
+def test_extra_info_is_optional_and_a_uid_is_kept(tmp_path: Path) -> None:
+    (found,) = read_rows([write_jsonl(tmp_path / "a.json", row(extra_info=..., uid="mine"))])
+    assert (found.extra_info, found.uid) == ({}, "mine")
+
+
+def test_files_of_one_name_give_distinct_uids(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    files = [write_jsonl(tmp_path / "a.jsonl", row()), write_jsonl(tmp_path / "x" / "a.jsonl", row())]
+    assert len({r.uid for r in read_rows(files)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("absent.jsonl", None, "does not exist"),
+        ("empty.jsonl", "", "is empty"),
+        ("blank.jsonl", "\n\n", "has no rows"),
+        ("table.csv", "a,b\n", "unknown kind of file '.csv'"),
+        ("broken.parquet", "not parquet", "cannot be read as Parquet"),
+    ],
+)
+def test_an_unusable_file_is_named(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    (problem,) = problems(path)
+    assert said in problem
+    assert str(path) in problem
+
+
+def test_no_files_is_an_error_of_the_field() -> None:
+    with pytest.raises(ConfigError, match=r"data\.val_files: no files given"):
+        read_rows([], field="data.val_files")
+
+
+def test_a_missing_parquet_column_is_named_with_those_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["x"], "answer": ["y"]}), path)
+    (problem,) = problems(path)
+    assert "no column data_source, reward_model; it has prompt, answer" in problem
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("{nonsense", "not a JSON object"),
+        ([1, 2], "a row is an object"),
+        (row(prompt=...), "no prompt"),
+        (row(prompt="text"), "prompt: a list of messages"),
+        (row(prompt=[]), "prompt: a list of messages"),
+        (row(prompt=["text"]), "prompt[0]: an object with role and content"),
+        (row(prompt=[{"role": "user"}]), "prompt[0].content: a string is needed, got None"),
+        (row(data_source=7), "data_source: a non-empty string is needed, got 7"),
+        (row(reward_model="exact"), "reward_model: an object"),
+        (row(reward_model={"ground_truth": 1}), "reward_model.style: a string"),
+        (row(reward_model={"style": "x"}), "reward_model.ground_truth is missing"),
+        (row(extra_info=[1]), "extra_info: an object is needed, got [1]"),
+    ],
+)
+def test_a_malformed_row_is_named_by_file_line_and_field(tmp_path: Path, bad: Any, said: str) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", row(), bad)
+    (problem,) = problems(path)
+    assert problem.startswith(f"{path}:2: ")
+    assert said in problem
+
+
+def test_problems_come_together_and_are_capped(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", *[row(data_source=7) for _ in range(25)])
+    found = problems(path)
+    assert len(found) == 11
+    assert found[-1] == "… and 15 more problems"
+
+
+def test_repeated_uids_are_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", row(uid="u"), row(uid="u"))
+    (problem,) = problems(path)
+    assert problem == f"{path}:2: uid 'u' is also that of {path}:1"
+
+
+def test_dictionaries_of_a_task_become_rows() -> None:
+    rows = rows_from_dicts([row("one"), row("two", uid="q2")], name="spelling/train")
+    assert [(r.uid, r.origin) for r in rows] == [
+        ("spelling/train:0", "spelling/train, row 0"),
+        ("q2", "spelling/train, row 1"),
+    ]
+    with pytest.raises(ConfigError, match=r"spelling, row 0: no prompt"):
+        rows_from_dicts([row(prompt=...)], name="spelling")

@@ -1,0 +1,310 @@
+"""What an object store promises, and which one is active.
+
+    put ──> ObjectRef (picklable, a few hundred bytes) ──> get, anywhere a client of that store is attached
+
+Values are immutable once put: overwriting a key makes a new object under the same name, and a reference to
+the old one stays what it was until it is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from neoproto.errors import StoreClosed
+
+T = TypeVar("T")
+
+Rows = range | npt.NDArray[np.int64]
+"""Which rows of a value's first dimension: a range, or int64 positions in any order, with repeats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueInfo:
+    """What a stored value is, known without reading it.
+
+    Attributes:
+        kind: "tensor" (a dense torch tensor), "array" (a NumPy array without Python objects), "objects" (a
+            NumPy object array, stored element by element) or "object" (anything else that pickles).
+        dtype: torch's name without the prefix ("bfloat16"), NumPy's `dtype.str` ("<i8"), or "" for objects.
+        shape: () for "object".
+        nbytes: size of the stored form in bytes.
+    """
+
+    kind: Literal["tensor", "array", "objects", "object"]
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether single rows can be read."""
+        return self.kind != "object" and len(self.shape) > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectRef:
+    """Names one stored value.
+
+    Attributes:
+        store: the store's name.
+        key: the key, also for a stock TorchStore client.
+        volume: which storage volume holds it.
+        info: what it is.
+        generation: tells this value from an earlier or later one under the same key.
+    """
+
+    store: str
+    key: str
+    volume: str
+    info: ValueInfo
+    generation: int
+
+
+KeyOrRef = str | ObjectRef
+
+
+class StoreFuture(Generic[T]):
+    """A store operation under way. Await it on any event loop, or wait for `result` on any thread."""
+
+    def __init__(self, future: concurrent.futures.Future[T]) -> None:
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value.
+
+        Args:
+            timeout: seconds; the operation goes on when they are over.
+
+        Raises:
+            TimeoutError: `timeout` passed first.
+            StoreError: the operation failed.
+        """
+        return self._future.result(timeout)
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class ObjectStore(Protocol):
+    """put, get and delete, one or many; with `blocking=False` each returns a `StoreFuture` of its result.
+
+    All methods may be called from any thread, with or without a running event loop.
+
+    Raises (all methods):
+        KeyMissing: the key was never put, or was deleted.
+        StoreFull: the value does not fit into the store's memory.
+        StoreClosed: the store, or this client of it, is closed.
+        StoreError: a volume died or did not answer in time.
+        ValueError: rows out of range, or rows of a value that has none.
+    """
+
+    @property
+    def name(self) -> str:
+        """The store's name, unique to the run."""
+        ...
+
+    @overload
+    def put(self, value: Any, *, key: str | None = None, blocking: Literal[True] = True) -> ObjectRef: ...
+    @overload
+    def put(
+        self, value: Any, *, key: str | None = None, blocking: Literal[False]
+    ) -> StoreFuture[ObjectRef]: ...
+    def put(
+        self, value: Any, *, key: str | None = None, blocking: bool = True
+    ) -> ObjectRef | StoreFuture[ObjectRef]:
+        """Store a tensor, an array, or anything that pickles.
+
+        Args:
+            key: its name; a fresh one if None. An existing key gets the new value.
+        """
+        ...
+
+    @overload
+    def get(self, key: KeyOrRef, *, rows: Rows | None = None, blocking: Literal[True] = True) -> Any: ...
+    @overload
+    def get(
+        self, key: KeyOrRef, *, rows: Rows | None = None, blocking: Literal[False]
+    ) -> StoreFuture[Any]: ...
+    def get(
+        self, key: KeyOrRef, *, rows: Rows | None = None, blocking: bool = True
+    ) -> Any | StoreFuture[Any]:
+        """Read a value, or some of its rows. What is returned is the caller's own to change."""
+        ...
+
+    @overload
+    def delete(self, key: KeyOrRef, *, missing_ok: bool = False, blocking: Literal[True] = True) -> None: ...
+    @overload
+    def delete(
+        self, key: KeyOrRef, *, missing_ok: bool = False, blocking: Literal[False]
+    ) -> StoreFuture[None]: ...
+    def delete(
+        self, key: KeyOrRef, *, missing_ok: bool = False, blocking: bool = True
+    ) -> StoreFuture[None] | None:
+        """Delete a value. A reference deletes only the value it names, not a later one under its key."""
+        ...
+
+    @overload
+    def put_batch(
+        self, values: Mapping[str, Any] | Sequence[Any], *, blocking: Literal[True] = True
+    ) -> list[ObjectRef]: ...
+    @overload
+    def put_batch(
+        self, values: Mapping[str, Any] | Sequence[Any], *, blocking: Literal[False]
+    ) -> StoreFuture[list[ObjectRef]]: ...
+    def put_batch(
+        self, values: Mapping[str, Any] | Sequence[Any], *, blocking: bool = True
+    ) -> list[ObjectRef] | StoreFuture[list[ObjectRef]]:
+        """Store many values in one round trip: by key, or under fresh keys. References in the order given."""
+        ...
+
+    @overload
+    def get_batch(
+        self,
+        keys: Sequence[KeyOrRef],
+        *,
+        rows: Sequence[Rows | None] | None = None,
+        blocking: Literal[True] = True,
+    ) -> list[Any]: ...
+    @overload
+    def get_batch(
+        self,
+        keys: Sequence[KeyOrRef],
+        *,
+        rows: Sequence[Rows | None] | None = None,
+        blocking: Literal[False],
+    ) -> StoreFuture[list[Any]]: ...
+    def get_batch(
+        self, keys: Sequence[KeyOrRef], *, rows: Sequence[Rows | None] | None = None, blocking: bool = True
+    ) -> list[Any] | StoreFuture[list[Any]]:
+        """Read many values in one round trip a volume; `rows[i]` selects from `keys[i]`."""
+        ...
+
+    @overload
+    def delete_batch(
+        self, keys: Sequence[KeyOrRef], *, missing_ok: bool = False, blocking: Literal[True] = True
+    ) -> None: ...
+    @overload
+    def delete_batch(
+        self, keys: Sequence[KeyOrRef], *, missing_ok: bool = False, blocking: Literal[False]
+    ) -> StoreFuture[None]: ...
+    def delete_batch(
+        self, keys: Sequence[KeyOrRef], *, missing_ok: bool = False, blocking: bool = True
+    ) -> StoreFuture[None] | None:
+        """Delete many values. All that exist are deleted even if one is missing."""
+        ...
+
+
+_UNSET: Any = object()
+_active: ContextVar[ObjectStore | None] = ContextVar("neoproto_active_store", default=_UNSET)
+_process_store: ObjectStore | None = None
+_attached: dict[str, ObjectStore] = {}
+_attached_lock = threading.Lock()
+
+
+def active_store() -> ObjectStore | None:
+    """The store new batches go to: of `use_store` if inside one, else the process's; None means inline."""
+    store = _active.get()
+    return _process_store if store is _UNSET else store
+
+
+@contextmanager
+def use_store(store: ObjectStore | None) -> Iterator[None]:
+    """Make `store` the active one within the block, in this context only; None keeps new batches inline."""
+    token = _active.set(store)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def set_process_store(store: ObjectStore | None) -> None:
+    """Set the store that is active wherever no `use_store` is, on every thread; None forgets it."""
+    global _process_store
+    _process_store = store
+
+
+def register_client(store: ObjectStore) -> None:
+    """Let references into `store` be resolved in this process. Called by clients when they attach."""
+    with _attached_lock:
+        _attached[store.name] = store
+
+
+def forget_client(store: ObjectStore) -> None:
+    """Undo `register_client`; a later client of the same store is left alone."""
+    with _attached_lock:
+        if _attached.get(store.name) is store:
+            del _attached[store.name]
+
+
+def store_of(ref: ObjectRef) -> ObjectStore:
+    """The attached client that can read `ref`.
+
+    Raises:
+        StoreClosed: this process has no client of that store (any more).
+    """
+    with _attached_lock:
+        store = _attached.get(ref.store)
+    if store is None:
+        raise StoreClosed(f"{ref.key!r} is in store {ref.store!r}, to which this process is not attached")
+    return store
+
+
+def fresh_key(prefix: str = "object") -> str:
+    """A key nobody else uses."""
+    return f"{prefix}/{uuid.uuid4().hex}"
+
+
+def pair_rows(
+    keys: Sequence[KeyOrRef], rows: Sequence[Rows | None] | None
+) -> list[tuple[KeyOrRef, Rows | None]]:
+    """Match `get_batch`'s two arguments.
+
+    Raises:
+        ValueError: they have different lengths.
+    """
+    if rows is None:
+        return [(key, None) for key in keys]
+    if len(rows) != len(keys):
+        raise ValueError(f"rows has {len(rows)} entries for {len(keys)} keys")
+    return list(zip(keys, rows, strict=True))
+
+
+def named_values(values: Mapping[str, Any] | Sequence[Any]) -> list[tuple[str, Any]]:
+    """`put_batch`'s argument as (key, value) pairs, keys made up where none were given.
+
+    Raises:
+        TypeError: a key is not text, or the argument is neither a mapping nor a sequence.
+    """
+    if isinstance(values, Mapping):
+        for key in values:
+            check_key(key)
+        return list(values.items())
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise TypeError(f"put_batch takes a mapping or a sequence of values, got {type(values).__name__}")
+    return [(fresh_key(), value) for value in values]
+
+
+def check_key(key: object) -> str:
+    """Return the key if it is non-empty text.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(key, str) or not key:
+        raise TypeError(f"a key must be non-empty text, got {key!r:.80}")
+    return key

@@ -1,0 +1,75 @@
+"""Options of `algorithm` and `reward`: what a response is worth."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from neoproto.config.base import Count, Fraction, NonNegative, Positive, Seconds, Section
+
+VERL_KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+"""verl's names of the estimators, and ours (Schulman, "Approximating KL divergence")."""
+
+
+def _kl_name(value: Any) -> Any:
+    return VERL_KL_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+class KlCtrlConfig(Section):
+    """Weight of the KL penalty in the reward."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    """adaptive = moved towards `target_kl` after each step (Ziegler et al. 2019, section 2.2)."""
+    kl_coef: NonNegative = 0.001
+    """The weight, or where the adaptive one starts."""
+    target_kl: Positive = 0.1
+    """adaptive: the KL to hold, per response."""
+    horizon: Count = 10000
+    """adaptive: samples over which the weight may double or halve, roughly."""
+
+
+class AlgorithmConfig(Section):
+    """Advantages and rewards."""
+
+    adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus"] = "gae"
+    """gae needs a critic; grpo and rloo compare the `rollout.n` samples of one prompt."""
+    gamma: Fraction = 1.0
+    """Discount per token."""
+    lam: Fraction = 1.0
+    """GAE's lambda."""
+    norm_adv_by_std_in_grpo: bool = True
+    """grpo: divide by the group's standard deviation (false = Dr. GRPO)."""
+    whiten_advantages: bool = True
+    """gae, reinforce_plus_plus: shift and scale the batch's advantages to mean 0 and deviation 1."""
+    truncated: Literal["bootstrap", "zero", "mask"] = "zero"
+    """A response cut at the length limit: bootstrap = its future is worth what the critic says of the state
+    after the last token (gae only); zero = it is worth nothing; mask = the row is left out of every loss."""
+    use_kl_in_reward: bool = False
+    """Subtract a KL penalty to the reference model from each token's reward."""
+    kl_penalty: Annotated[Literal["k1", "k2", "k3", "abs"], BeforeValidator(_kl_name)] = "k1"
+    """Estimator of that penalty; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
+    kl_ctrl: KlCtrlConfig = KlCtrlConfig()
+    """Weight of that penalty."""
+
+
+class RewardFunctionConfig(Section):
+    """A reward function of the user's."""
+
+    path: str | None = None
+    """Python file; null = one of the built-in rewards."""
+    name: Annotated[str, Field(min_length=1)] = "compute_score"
+    """The function in it, plain or async."""
+
+
+class RewardConfig(Section):
+    """How a response is scored, in processes beside the controller unless the topology has a reward model."""
+
+    name: Literal["auto", "exact_match", "last_number", "math_verify", "reasoning_gym"] = "auto"
+    """auto = by the row's data_source; the others are used for every row."""
+    custom_reward_function: RewardFunctionConfig = RewardFunctionConfig()
+    """Used for every row when it has a path."""
+    timeout_s: Seconds = 10.0
+    """Seconds one sample may take before the run fails with its id."""
+    max_concurrency: Count = 64
+    """Async rewards in flight at once."""

@@ -1,0 +1,169 @@
+"""Options of `actor_rollout_ref`: the policy's model, its training, its reference copy and its sampling."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from neoproto.config.base import Count, Fraction, NonNegative, Positive, Section, Share, Size
+from neoproto.config.optim import OptimConfig
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+TopK = Annotated[int, Field(ge=-1)]
+
+
+class TinyModelConfig(Section):
+    """The built-in model: a small Llama with tokenizer and chat template, made on first use and cached."""
+
+    hidden_size: Count = 96
+    """Width of the residual stream; a multiple of `num_heads`."""
+    num_layers: Count = 2
+    """Decoder layers."""
+    num_heads: Count = 4
+    """Attention heads."""
+    warm_start_score: Fraction = 0.45
+    """The supervised warm start ends once sampled exact match reaches this score."""
+    max_sft_steps: Size = 400
+    """The warm start ends after this many steps in any case."""
+    seed: int = 0
+    """Seed of the weights and of the warm start's batches."""
+
+
+class ModelConfig(Section):
+    """Which model is trained."""
+
+    path: str | None = None
+    """A Hugging Face folder with model and tokenizer; null = the built-in tiny model."""
+    tiny: TinyModelConfig = TinyModelConfig()
+    """The built-in model's shape and warm start; used when `path` is null."""
+    trust_remote_code: Literal[False] = False
+    """Code that lies in a model folder is not run."""
+
+
+class PolicyLossConfig(Section):
+    """Which policy-gradient objective."""
+
+    loss_mode: Literal["vanilla", "gspo"] = "vanilla"
+    """vanilla = PPO's clipped ratio per token (with dual clip); gspo = one ratio per sequence."""
+
+
+class ActorConfig(Section):
+    """Training of the policy. Mini batches are in prompts, micro batches in samples (`rollout.n` a prompt)."""
+
+    ppo_mini_batch_size: Count = 16
+    """Prompts per optimizer step, over all ranks together."""
+    ppo_micro_batch_size_per_gpu: Count = 64
+    """Samples per forward and backward pass on one rank; changes memory, not the result."""
+    ppo_epochs: Count = 1
+    """Passes over each training batch."""
+    shuffle: bool = False
+    """Shuffle the batch before it is cut into mini batches."""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    """Which objective."""
+    clip_ratio: Positive = 0.2
+    """PPO's clip range, on both sides unless the next two say otherwise."""
+    clip_ratio_low: Fraction | None = None
+    """Lower side: the ratio is clipped at 1 - this; null = `clip_ratio`."""
+    clip_ratio_high: Positive | None = None
+    """Upper side: the ratio is clipped at 1 + this; null = `clip_ratio`."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
+    """Dual clip: bound on the ratio where the advantage is negative."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """How the per-token losses of a mini batch become one number."""
+    entropy_coeff: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    use_kl_loss: bool = False
+    """Add a KL term to the reference model to the loss."""
+    kl_loss_coef: NonNegative = 0.001
+    """Weight of that term."""
+    kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that term."""
+    grad_clip: Positive = 1.0
+    """Bound on the global gradient norm."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer of the policy."""
+    num_threads: Count | None = 1
+    """torch threads of a policy process on CPU; null = torch's own choice."""
+
+
+class RefConfig(Section):
+    """The frozen reference model, in use when a KL term is on."""
+
+    log_prob_micro_batch_size_per_gpu: Count = 64
+    """Samples per forward pass on one rank."""
+
+
+class ValKwargsConfig(Section):
+    """Sampling in validation."""
+
+    n: Count = 1
+    """Samples per prompt."""
+    do_sample: bool = True
+    """false = greedy; the next three are then not used."""
+    temperature: Positive = 1.0
+    """Sampling temperature."""
+    top_p: Share = 1.0
+    """Nucleus; 1 = all tokens."""
+    top_k: TopK = -1
+    """The k likeliest tokens only; -1 or 0 = all."""
+    also_greedy: bool = True
+    """Report one greedy answer per prompt beside the sampled ones."""
+
+
+class RolloutConfig(Section):
+    """Generation with vLLM; every rank is a replica that holds the whole model."""
+
+    name: Literal["vllm"] = "vllm"
+    """The engine."""
+    n: Count = 1
+    """Samples per prompt."""
+    temperature: Positive = 1.0
+    """Sampling temperature; log-probs are compared at this temperature everywhere."""
+    top_p: Share = 1.0
+    """Nucleus; 1 = all tokens. The policy's log-probs are those of the whole distribution in any case."""
+    top_k: TopK = -1
+    """The k likeliest tokens only; -1 or 0 = all. As for `top_p`."""
+    seed: int = 0
+    """Root of the per-request seeds (with prompt, sample and weight version)."""
+    max_num_seqs: Count = 256
+    """Sequences that one engine runs at once."""
+    max_model_len: Count | None = None
+    """Context length of the engine; null = max_prompt_length + max_response_length."""
+    dtype: Dtype = "float32"
+    """Type of weights and activations in the engine."""
+    kv_cache_gib: Positive = 0.25
+    """Memory of one engine's KV cache on CPU, in GiB."""
+    gpu_memory_utilization: Share = 0.5
+    """Share of the device's memory that one engine may take on a GPU."""
+    enforce_eager: bool = True
+    """Do not compile or capture graphs."""
+    log_prob_micro_batch_size_per_gpu: Count = 64
+    """Samples per forward pass when the policy recomputes the log-probs of what was sampled."""
+    tensor_model_parallel_size: Literal[1] = 1
+    """Ranks that share one copy of the model."""
+    val_kwargs: ValKwargsConfig = ValKwargsConfig()
+    """Sampling in validation."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of the rollout processes, over `runtime.env_vars`."""
+
+
+class PolicyConfig(Section):
+    """`actor_rollout_ref`: everything that holds the policy's weights."""
+
+    model: ModelConfig = ModelConfig()
+    """Which model."""
+    actor: ActorConfig = ActorConfig()
+    """Its training."""
+    ref: RefConfig = RefConfig()
+    """Its frozen copy."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Its sampling."""
+
+    def clip_range(self) -> tuple[float, float]:
+        """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
+        actor = self.actor
+        low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
+        high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
+        return low, high

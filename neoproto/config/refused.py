@@ -1,0 +1,74 @@
+"""verl's options that there are not here: each is refused by name, with what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+REFUSED_KEYS: dict[str, str] = {
+    "use_dynamic_bsz": "batches are cut by samples; set ppo_micro_batch_size_per_gpu instead",
+    "log_prob_use_dynamic_bsz": "batches are cut by samples; set log_prob_micro_batch_size_per_gpu instead",
+    "ppo_max_token_len_per_gpu": "batches are cut by samples; set ppo_micro_batch_size_per_gpu instead",
+    "log_prob_max_token_len_per_gpu": "batches are cut by samples; "
+    "set log_prob_micro_batch_size_per_gpu instead",
+    "ppo_micro_batch_size": "it depends on the number of devices; set ppo_micro_batch_size_per_gpu instead",
+    "log_prob_micro_batch_size": "it depends on the number of devices; "
+    "set log_prob_micro_batch_size_per_gpu instead",
+    "ulysses_sequence_parallel_size": "there is no sequence parallelism; lower data.max_response_length",
+    "use_remove_padding": "micro batches are trimmed to their longest sequence already; remove it",
+    "use_fused_kernels": "there are no fused kernels; remove it",
+    "strategy": "training is FSDP2 where there is more than one rank; remove it",
+    "fsdp_config": "sharding is chosen by the number of ranks; remove it",
+    "megatron": "there is no Megatron backend; training is FSDP2",
+    "enable_gradient_checkpointing": "activations are kept; lower ppo_micro_batch_size_per_gpu instead",
+    "lora_rank": "all weights are trained; remove it",
+    "lora_alpha": "all weights are trained; remove it",
+    "reward_model": "there is no learned reward model; score with reward.name or "
+    "reward.custom_reward_function.{path,name}",
+    "custom_reward_function": "set reward.custom_reward_function.{path,name} instead",
+    "multi_turn": "a rollout is one turn; remove it",
+    "agent": "a rollout is one turn, there is no agent loop; remove it",
+    "mode": "generation is always asynchronous inside the engine; remove it",
+    "free_cache_engine": "the engine sleeps and wakes by itself where it shares a GPU; remove it",
+    "load_format": "the engine starts from the model folder, then follows the policy; remove it",
+    "ignore_eos": "a response always ends at the end-of-sequence token; remove it",
+    "calculate_log_probs": "log-probs are always taken at sampling; remove it",
+    "response_length": "it is data.max_response_length; remove it",
+    "prompt_length": "it is data.max_prompt_length; remove it",
+    "return_raw_chat": "prompts are chat messages already; remove it",
+    "filter_overlong_prompts": "set data.truncation=filter instead",
+    "total_steps": "set trainer.total_training_steps instead",
+    "lr_warmup_steps_ratio": "set lr_warmup_steps instead, in steps",
+    "warmup_style": "set lr_scheduler_type instead",
+    "rollout_correction": "there is no correction for off-policy rollouts yet; trainer.mode=sync has none",
+    "use_pf_ppo": "prompts are not reweighted; remove it",
+    "max_actor_ckpt_to_keep": "there are no checkpoints while training yet; remove it",
+    "max_critic_ckpt_to_keep": "there are no checkpoints while training yet; remove it",
+    "resume_from_path": "there are no checkpoints while training yet; remove it",
+    "balance_batch": "rows are dealt to ranks in order; remove it",
+    "critic_warmup": "policy and critic train from the first step; remove it",
+    "ray_init": "the control plane is Monarch; its options are in runtime.monarch",
+    "ray_kwargs": "the control plane is Monarch; its options are in runtime.monarch",
+}
+"""By last key, wherever it stands."""
+
+REFUSED_VALUES: dict[str, str] = {
+    "actor_rollout_ref.rollout.name": "the only engine is vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "a replica is one process with the "
+    "whole model; more ranks make more replicas",
+    "actor_rollout_ref.model.trust_remote_code": "code in model folders is not run; use an architecture that "
+    "transformers and vllm know",
+    "trainer.mode": "the only mode is sync; separate_async and decoupled_async are not there yet",
+    "trainer.save_freq": "there are no checkpoints while training yet, only the final model; set it to -1",
+    "trainer.resume_mode": "there are no checkpoints to resume from yet; set it to disable",
+}
+"""By full path: options that exist with fewer values than in verl."""
+
+
+def refused_key(path: Sequence[str | int]) -> str | None:
+    """Why an unknown key of this name is refused, if it is one of verl's."""
+    return REFUSED_KEYS.get(str(path[-1])) if path else None
+
+
+def refused_value(dotted: str) -> str | None:
+    """Why only some of verl's values are accepted at this path."""
+    return REFUSED_VALUES.get(dotted)

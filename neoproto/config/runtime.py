@@ -1,0 +1,44 @@
+"""Options of `runtime`: the control plane and its store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from neoproto.config.base import Name, Seconds, Section
+
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class ObjectStoreConfig(Section):
+    """The one global TorchStore of a run."""
+
+    store_name_prefix: Name = "neoproto"
+    """The store is named {prefix}_{run}."""
+    timeout_s: Seconds = 60.0
+    """Deadline of one store operation, in seconds."""
+    strategy: Literal["host", "local_rank"] = "host"
+    """One storage volume per host, or one per local rank."""
+
+
+class MonarchConfig(Section):
+    """Options of the Monarch backend."""
+
+    job_mode: Literal["process", "current"] = "process"
+    """process = private hosts on this machine; current = the job of `monarch apply` in this folder."""
+    object_store: ObjectStoreConfig = ObjectStoreConfig()
+    """The store."""
+
+
+class RuntimeConfig(Section):
+    """The control plane."""
+
+    backend: Annotated[str, Field(min_length=1)] = "monarch"
+    """Name of a registered backend."""
+    run_dir: str | None = None
+    """The run's folder; null = a new one below `trainer.default_local_dir`."""
+    env_vars: dict[EnvName, str] = Field(default_factory=dict)
+    """Environment of every worker process, set at spawn before any import."""
+    monarch: MonarchConfig = MonarchConfig()
+    """The default backend's options."""

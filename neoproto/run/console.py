@@ -1,0 +1,131 @@
+"""What a person sees: the placement, one line a step, the final table. Everything else goes to the run folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from neoproto.trainer.sync import StepReport, TrainingResult
+
+
+class RunConsole:
+    """Prints a run. On a terminal the step line is live; elsewhere each step is one plain line."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def table(self, table: Table) -> None:
+        self.console.print(table)
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[None]:
+        """A named piece of the start-up: a spinner on a terminal, one line elsewhere."""
+        if self.console.is_terminal:
+            with self.console.status(text):
+                yield
+        else:
+            self.say(f"{text} …")
+            yield
+
+    @contextmanager
+    def steps(self, total: int) -> Iterator[None]:
+        """Around the training loop: owns the live line."""
+        if not self.console.is_terminal:
+            yield
+            return
+        columns = [
+            TextColumn("[bold]step[/bold]"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        ]
+        with Progress(*columns, console=self.console) as progress:
+            self._progress, self._task = progress, progress.add_task("starting", total=total)
+            try:
+                yield
+            finally:
+                self._progress = self._task = None
+
+    def step(self, report: StepReport) -> None:
+        """Show one finished step."""
+        text = step_line(report.metrics)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=report.step, description=text)
+        else:
+            left = clock_time(report.seconds_left)
+            self.say(f"step {report.step}/{report.total_steps}  {text}  left {left}")
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        scores = "  ".join(f"{short_name(name)} {value:.3f}" for name, value in core_scores(metrics).items())
+        self.say(f"validation at step {step}: {scores}")
+
+    def finish(self, result: TrainingResult, run_dir: Path, model_dir: Path) -> None:
+        self.table(result_table(result))
+        self.say(f"run folder: {run_dir}")
+        self.say(f"trained model: {model_dir}")
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """The figures of one step in one line."""
+    parts = [
+        f"score {metrics['critic/score/mean']:.3f}",
+        f"length {metrics['response_length/mean']:.1f}",
+        f"pg_loss {metrics['actor/pg_loss']:+.4f}",
+    ]
+    if "critic/vf_loss" in metrics:
+        parts.append(f"vf_loss {metrics['critic/vf_loss']:.4f}")
+    parts.append(f"{metrics['perf/throughput']:,.0f} tok/s")
+    parts.append(f"{metrics['perf/time_per_step']:.2f} s/step")
+    return "  ".join(parts)
+
+
+def core_scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith("val-core/")}
+
+
+def short_name(metric: str) -> str:
+    return metric.removeprefix("val-core/").replace("/acc/", " ")
+
+
+def result_table(result: TrainingResult) -> Table:
+    """Validation before and after, then steps, samples, tokens and seconds by phase."""
+    table = Table(title="result", title_justify="left")
+    table.add_column("figure")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    first, last = result.first_validation, result.last_validation
+    for name in core_scores(last):
+        before = f"{first[name]:.3f}" if name in first else "–"
+        table.add_row(f"{short_name(name)} (exact match)", before, f"{last[name]:.3f}")
+    table.add_section()
+    rows: dict[str, Any] = {
+        "steps": f"{result.steps:,}",
+        "samples": f"{result.samples:,}",
+        "tokens": f"{result.tokens:,}",
+        "training, seconds": f"{result.training_seconds:.1f}",
+    }
+    phases = sorted(result.seconds.items(), key=lambda item: -item[1])
+    rows |= {f"  {name.removeprefix('timing_s/')}": f"{value:.1f}" for name, value in phases}
+    for name, value in rows.items():
+        table.add_row(name, "", value)
+    return table
+
+
+def clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,58 @@
+"""Where the seconds of a step go: by phase, and how many of them the controller kept for itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from neoproto.trainer.protocols import Group
+
+
+class PhaseClock:
+    """Times one step. Phases may overlap: `timing_s/*` are wall times of each, their sum may exceed the step.
+
+    The controller's own share is the wall time in which no worker call was in flight.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._in_flight = 0
+        self._waiting_since = 0.0
+        self._waited = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    async def call(self, phase: str, group: Group, method: str, *args: Any, timeout: float) -> Any:
+        """Call `method` on `group`, wait for its result, and book the wait under `phase`.
+
+        Raises:
+            DeadlineExceeded: no result within `timeout` seconds of now.
+            WorkerDied, RemoteError or the worker's own exception.
+        """
+        with self.phase(phase):
+            if self._in_flight == 0:
+                self._waiting_since = time.perf_counter()
+            self._in_flight += 1
+            try:
+                return await group.submit(method, args, timeout=timeout, blocking=False)
+            finally:
+                self._in_flight -= 1
+                if self._in_flight == 0:
+                    self._waited += time.perf_counter() - self._waiting_since
+
+    def metrics(self) -> dict[str, float]:
+        """`timing_s/{phase}` in seconds, `timing_s/step`, and `perf/controller_share` in 0..1."""
+        total = time.perf_counter() - self._start
+        figures = {f"timing_s/{name}": seconds for name, seconds in self._seconds.items()}
+        figures["timing_s/step"] = total
+        figures["perf/controller_share"] = max(0.0, total - self._waited) / max(total, 1e-9)
+        return figures

@@ -1,0 +1,211 @@
+"""One PPO step, as endpoint calls.
+
+    prompts ─> rollout ─> batch ─┬─> reward        ─┐
+                                 ├─> actor (old)   ─┤
+                                 ├─> reference     ─┼─> rewards, advantages ─┬─> critic update
+                                 └─> critic values ─┘      (controller)      └─> actor update
+
+Batches are references: what moves between the groups goes through the store. The controller reads only the
+per-token numbers that the advantages and the metrics are made of.
+
+Shape legend: b = samples, t = response tokens (fixed width R).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neoproto.algorithms.advantages import (
+    AdvantageInputs,
+    AdvantageOptions,
+    compute_advantages,
+    group_ids_from_uids,
+)
+from neoproto.algorithms.checks import require_finite
+from neoproto.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, apply_kl_in_reward
+from neoproto.config import RunConfig
+from neoproto.config.trainer import TimeoutsConfig
+from neoproto.data import DataProto
+from neoproto.trainer.metrics import batch_metrics
+from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.protocols import Workers
+
+READ_COLUMNS = (
+    "response_mask",
+    "attention_mask",
+    "truncated",
+    "token_level_scores",
+    "rollout_log_probs",
+    "old_log_probs",
+    "uid",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """What a step needs of the configuration.
+
+    Attributes:
+        estimator: one of `neoproto.algorithms.advantages.ADVANTAGE_KINDS`.
+        advantages: its options.
+        truncated: what a response cut at the length limit is worth: `bootstrap`, `zero` or `mask`.
+        kl: holds the coefficient of the KL penalty in the reward; None without one.
+        kl_penalty: estimator of that penalty.
+        timeouts: seconds per kind of call.
+    """
+
+    estimator: str
+    advantages: AdvantageOptions
+    truncated: str
+    kl: KLController | None
+    kl_penalty: str
+    timeouts: TimeoutsConfig
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> StepSettings:
+        algorithm = config.algorithm
+        return cls(
+            estimator=algorithm.adv_estimator,
+            advantages=AdvantageOptions(
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                norm_by_std=algorithm.norm_adv_by_std_in_grpo,
+                whiten=algorithm.whiten_advantages,
+            ),
+            truncated=algorithm.truncated,
+            kl=kl_controller(config),
+            kl_penalty=algorithm.kl_penalty,
+            timeouts=config.trainer.timeouts,
+        )
+
+
+def kl_controller(config: RunConfig) -> KLController | None:
+    """The controller of the KL penalty in the reward, if there is one."""
+    if not config.algorithm.use_kl_in_reward:
+        return None
+    options = config.algorithm.kl_ctrl
+    if options.type == "fixed":
+        return FixedKLController(options.kl_coef)
+    return AdaptiveKLController(options.kl_coef, options.target_kl, options.horizon)
+
+
+async def ppo_step(
+    workers: Workers, prompts: DataProto, settings: StepSettings, clock: PhaseClock
+) -> tuple[DataProto, dict[str, float]]:
+    """Generate, judge, estimate, update. Publishing the new weights is the loop's business.
+
+    Args:
+        prompts: one training batch of prompts.
+
+    Returns:
+        The finished batch (references; the caller releases it) and the metrics.
+    """
+    limits = settings.timeouts
+    batch = await clock.call("gen", workers.rollout, "generate_sequences", prompts, timeout=limits.generate)
+    batch = await annotate(workers, batch, settings, clock)
+    with clock.phase("adv"):
+        batch, figures = estimate(batch, settings)
+    updates = [clock.call("update_actor", workers.actor, "update_actor", batch, timeout=limits.update)]
+    if workers.critic is not None:
+        updates.append(
+            clock.call("update_critic", workers.critic, "update_critic", batch, timeout=limits.update)
+        )
+    for update in await together(*updates):
+        figures |= update
+    return batch, figures
+
+
+async def annotate(
+    workers: Workers, batch: DataProto, settings: StepSettings, clock: PhaseClock
+) -> DataProto:
+    """Add scores, old log-probs and, where there are such groups, reference log-probs and values, all at once."""
+    limits = settings.timeouts
+    calls = [
+        clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward),
+        clock.call("old_log_prob", workers.actor, "compute_log_prob", batch, timeout=limits.log_prob),
+    ]
+    if workers.reference is not None:
+        calls.append(
+            clock.call("ref", workers.reference, "compute_ref_log_prob", batch, timeout=limits.log_prob)
+        )
+    if workers.critic is not None:
+        calls.append(clock.call("values", workers.critic, "compute_values", batch, timeout=limits.values))
+    for result in await together(*calls):
+        batch = batch.union(result)
+    return batch
+
+
+def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[str, float]]:
+    """Token-level rewards, advantages and returns of an annotated batch, and its metrics.
+
+    With `truncated="mask"` the loss mask of cut rows becomes zero: they train nothing and move no baseline.
+
+    Raises:
+        NonFiniteLoss: an advantage is not finite.
+    """
+    names = [*READ_COLUMNS, *(name for name in ("values", "bootstrap_values", "ref_log_prob") if name in batch)]
+    columns: dict[str, Any] = batch.materialize(names)
+    truncated_b: Tensor = columns["truncated"]
+    masked = settings.truncated == "mask" and bool(truncated_b.any())
+    if masked:
+        columns["response_mask"] = columns["response_mask"] * ~truncated_b[:, None]
+    columns["token_level_rewards"], figures = token_level_rewards(columns, settings)
+    inputs = AdvantageInputs(
+        rewards_bt=columns["token_level_rewards"],
+        mask_bt=columns["response_mask"],
+        values_bt=columns.get("values"),
+        bootstrap_values_b=columns.get("bootstrap_values"),
+        truncated_b=truncated_b if settings.truncated == "bootstrap" else torch.zeros_like(truncated_b),
+        group_ids_b=group_ids_from_uids(columns["uid"].tolist()),
+    )
+    advantages_bt, returns_bt = compute_advantages(settings.estimator, inputs, settings.advantages)
+    require_finite("advantages", advantages_bt)
+    columns |= {"advantages": advantages_bt, "returns": returns_bt}
+    added = {"advantages": advantages_bt, "returns": returns_bt}
+    if masked:
+        added["response_mask"] = columns["response_mask"]
+    return batch.with_columns(added), batch_metrics(columns) | figures
+
+
+def token_level_rewards(
+    columns: dict[str, Any], settings: StepSettings
+) -> tuple[Tensor, dict[str, float]]:
+    """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was."""
+    scores_bt: Tensor = columns["token_level_scores"] * columns["response_mask"]
+    if settings.kl is None:
+        return scores_bt, {}
+    coefficient = settings.kl.value
+    penalised = apply_kl_in_reward(
+        scores_bt,
+        columns["old_log_probs"],
+        columns["ref_log_prob"],
+        columns["response_mask"],
+        coefficient,
+        settings.kl_penalty,
+    )
+    mean_kl = penalised.mean_kl.item()
+    settings.kl.update(mean_kl, n_steps=len(scores_bt))
+    return penalised.rewards_bt, {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coefficient}
+
+
+async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Results in order; the first failure stops the other waits and is raised as itself, not as a group."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise first_cause(failures) from None
+    return [task.result() for task in tasks]
+
+
+def first_cause(failure: BaseException) -> BaseException:
+    """The first leaf of nested exception groups."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

@@ -1,0 +1,85 @@
+"""Where metrics go: a list of trackers, each fed the same flat mapping once a step."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol, Self
+
+
+class Tracker(Protocol):
+    """One destination of metrics. `log` may be called with validation metrics of the same step again."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlTracker:
+    """One JSON object a line: `{"step": n, "time": unix seconds, name: value, …}`.
+
+    Flushed at once, so that a killed run keeps its lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        # JSON has no NaN; a metric that does not exist at this step (an empty group, say) is null.
+        row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """Event files for TensorBoard in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        # torch's writer pulls TensorBoard in, a second of import that only those who ask for it should pay.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(log_dir=str(folder))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackers:
+    """All trackers of a run as one; closes each, whatever the others do."""
+
+    def __init__(self, *trackers: Tracker) -> None:
+        self._trackers = trackers
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
+
+    def close(self) -> None:
+        errors = []
+        for tracker in self._trackers:
+            try:
+                tracker.close()
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,110 @@
+"""Validation: the held-out prompts, generated on the newest weights and scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from neoproto.data import DataProto
+from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.protocols import Workers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationPass:
+    """One way of drawing answers.
+
+    Attributes:
+        label: last part of the metric's name, e.g. `greedy` or `mean@1`.
+        greedy: take the most likely token instead of sampling.
+        samples: answers a prompt.
+    """
+
+    label: str
+    greedy: bool
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationSample:
+    """One answer as it is written to the run folder."""
+
+    step: int
+    label: str
+    uid: str
+    data_source: str
+    prompt: str
+    answer: str
+    ground_truth: str
+    score: float
+    accuracy: float
+
+
+async def validate(
+    workers: Workers,
+    batches: Iterable[DataProto],
+    passes: Sequence[ValidationPass],
+    *,
+    step: int,
+    timeout: float,
+    clock: PhaseClock,
+) -> tuple[dict[str, float], list[ValidationSample]]:
+    """Mean accuracy by data source and pass, `val-core/{data_source}/acc/{label}`, and every sample.
+
+    Each call's deadline is `timeout` seconds from its submission.
+    """
+    samples: list[ValidationSample] = []
+    for batch in batches:
+        for one in passes:
+            meta = {"validate": True, "greedy": one.greedy, "n": one.samples, "step": step, "keep_text": True}
+            prompts = batch.with_meta(**meta)
+            answers = await clock.call("testing", workers.rollout, "generate_sequences", prompts, timeout=timeout)
+            scores = await clock.call("testing", workers.reward, "compute_score", answers, timeout=timeout)
+            samples += collect_samples(answers.union(scores), step, one.label)
+            scores.release()
+            answers.release()
+    return accuracy_metrics(samples), samples
+
+
+def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationSample]:
+    """Read the columns of scored answers into rows for people."""
+    names = ["uid", "data_source", "raw_prompt", "reward_model", "response_text", "acc", "token_level_scores"]
+    columns = batch.materialize(names)
+    totals = np.asarray(columns["token_level_scores"]).sum(1)
+    return [
+        ValidationSample(
+            step=step,
+            label=label,
+            uid=str(columns["uid"][row]),
+            data_source=str(columns["data_source"][row]),
+            prompt="\n".join(str(message["content"]) for message in columns["raw_prompt"][row]),
+            answer=str(columns["response_text"][row]),
+            ground_truth=str(columns["reward_model"][row].get("ground_truth")),
+            score=float(totals[row]),
+            accuracy=float(columns["acc"][row]),
+        )
+        for row in range(len(batch))
+    ]
+
+
+def accuracy_metrics(samples: Sequence[ValidationSample]) -> dict[str, float]:
+    """Mean accuracy for each (data source, pass) that occurs."""
+    groups: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(f"val-core/{sample.data_source}/acc/{sample.label}", []).append(sample.accuracy)
+    return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
+
+
+def write_samples(folder: Path, step: int, samples: Sequence[ValidationSample]) -> Path:
+    """Write `step_{step}.jsonl` into `folder`, one sample a line; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step}.jsonl"
+    fields = ValidationSample.__dataclass_fields__
+    with path.open("w", encoding="utf-8") as file:
+        for sample in samples:
+            file.write(json.dumps({name: getattr(sample, name) for name in fields}, ensure_ascii=False) + "\n")
+    return path

@@ -1,0 +1,198 @@
+"""The default run as a person starts it: wall time, what it learns, memory, log-prob agreement, repeatability.
+
+    python scripts/bench_main.py [--seeds 3] [--keep DIR]
+
+Each run is `python -m neoproto.run --config-name ppo_monarch` in a fresh process, with an empty model cache for
+the first one. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _bench import Figure, report
+
+SHORT = ["trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One finished run: its metric rows, wall seconds, and the highest sum of PSS that was seen."""
+
+    started: float
+    seconds: float
+    peak_pss_gib: float
+    rows: list[dict[str, Any]]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "actor/pg_loss" in row]
+
+    def validation(self, last: bool, label: str) -> float:
+        rows = [row for row in self.rows if any(name.startswith("val-core/") for name in row)]
+        row = rows[-1 if last else 0]
+        return float(next(v for name, v in row.items() if re.fullmatch(rf"val-core/.*/acc/{label}", name)))
+
+
+def run(folder: Path, cache: Path, *overrides: str) -> Run:
+    """Run the command to its end, sampling the memory of its process tree."""
+    command = [sys.executable, "-m", "neoproto.run", "--config-name", "ppo_monarch", f"runtime.run_dir={folder}"]
+    started, begin, peak = time.time(), time.perf_counter(), 0
+    output = folder.with_suffix(".out")
+    with output.open("w") as sink:
+        process = subprocess.Popen(
+            [*command, *overrides],
+            env={**os.environ, "NEOPROTO_CACHE": str(cache)},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+        while process.poll() is None:
+            peak = max(peak, tree_pss(str(folder)))
+            time.sleep(1.0)
+    seconds = time.perf_counter() - begin
+    if process.returncode != 0:
+        raise SystemExit(f"the run failed with code {process.returncode}:\n{output.read_text()}")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    print(f"{folder.name}: {seconds:.1f} s, peak PSS {peak / 2**30:.2f} GiB", flush=True)
+    return Run(started=started, seconds=seconds, peak_pss_gib=peak / 2**30, rows=rows)
+
+
+def tree_pss(marker: str) -> int:
+    """Bytes of proportional set size of all processes whose environment or command line names the run folder."""
+    total = 0
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            mine = marker.encode() in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            if mine:
+                rollup = (entry / "smaps_rollup").read_text()
+                total += 1024 * int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)[1])  # type: ignore[index]
+        except (OSError, TypeError):
+            continue  # it ended between the listing and the reading
+    return total
+
+
+def learning_figures(runs: list[Run]) -> list[Figure]:
+    """Held-out exact match over seeds."""
+    before = [one.validation(False, r"mean@\d+") for one in runs]
+    after = [one.validation(True, r"mean@\d+") for one in runs]
+    greedy_before = [one.validation(False, "greedy") for one in runs]
+    greedy_after = [one.validation(True, "greedy") for one in runs]
+    gain = statistics.mean(after) - statistics.mean(before)
+    greedy_gain = statistics.mean(greedy_after) - statistics.mean(greedy_before)
+    return [
+        Figure(
+            name="heldout_sampled_before",
+            value=statistics.mean(before),
+            unit="ratio",
+            goal="<= 0.55",
+            detail={"seeds": before},
+        ),
+        Figure(name="heldout_sampled_after", value=statistics.mean(after), unit="ratio", detail={"seeds": after}),
+        Figure(name="heldout_sampled_gain", value=gain, unit="ratio", goal=">= 0.25"),
+        Figure(name="heldout_greedy_gain", value=greedy_gain, unit="ratio", goal=">= 0"),
+        Figure(
+            name="heldout_greedy_after",
+            value=statistics.mean(greedy_after),
+            unit="ratio",
+            goal=">= 0.75",
+            detail={"seeds": greedy_after, "before": greedy_before, "aim": 0.9},
+        ),
+    ]
+
+
+def cost_figures(runs: list[Run]) -> list[Figure]:
+    """Wall time, start-up, memory and the controller's share."""
+    cold, share = runs[0], []
+    for one in runs:
+        share += [row["perf/controller_share"] for row in one.steps[5:]]
+    first = [one.steps[0]["time"] - one.started for one in runs]
+    step = [statistics.median(row["timing_s/step"] for row in one.steps) for one in runs]
+    return [
+        Figure(
+            name="wall_time_with_empty_cache",
+            value=cold.seconds,
+            unit="s",
+            goal="<= 240",
+            detail={"all": [one.seconds for one in runs]},
+        ),
+        Figure(
+            name="command_to_end_of_first_step",
+            value=first[0],
+            unit="s",
+            goal="<= 60",
+            detail={"all": first, "note": "the first run makes the model and validates before it"},
+        ),
+        Figure(
+            name="peak_pss",
+            value=max(one.peak_pss_gib for one in runs),
+            unit="GiB",
+            goal="<= 8",
+            detail={"all": [one.peak_pss_gib for one in runs]},
+        ),
+        Figure(name="controller_share_median", value=statistics.median(share), unit="ratio", goal="<= 0.1"),
+        Figure(name="step_seconds_median", value=statistics.median(step), unit="s", detail={"seeds": step}),
+    ]
+
+
+def agreement_figures(folder: Path, cache: Path, hot: Run) -> list[Figure]:
+    """Log-prob agreement at two temperatures, and a repeated run."""
+    cool = run(folder / "temperature_0.6", cache, *SHORT, "actor_rollout_ref.rollout.temperature=0.6")
+    again = [run(folder / f"same_seed_{i}", cache, *SHORT, "trainer.seed=1") for i in range(2)]
+    kept = [[{k: v for k, v in row.items() if deterministic(k)} for row in one.steps] for one in again]
+    differing = sum(a != b for a, b in zip(*kept, strict=True))
+
+    def worst(one: Run) -> float:
+        return float(max(row["training/rollout_log_probs_diff_max"] for row in one.steps))
+
+    return [
+        Figure(name="log_prob_difference_t1.0", value=worst(hot), unit="nat", goal="<= 0.0001"),
+        Figure(name="log_prob_difference_t0.6", value=worst(cool), unit="nat", goal="<= 0.0001"),
+        Figure(
+            name="steps_that_differ_with_the_same_seed",
+            value=differing,
+            unit="steps",
+            goal="<= 0",
+            detail={"compared": "every metric but times, bit for bit"},
+        ),
+    ]
+
+
+def deterministic(name: str) -> bool:
+    return name != "time" and not name.startswith(("timing_s/", "perf/t", "perf/controller", "store/"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="folder for the run folders (default: a temporary one, removed)")
+    options = parser.parse_args()
+    folder = Path(options.keep or tempfile.mkdtemp(prefix="bench_main_")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    cache = Path(tempfile.mkdtemp(prefix="bench_main_cache_"))
+    try:
+        runs = [run(folder / f"seed_{i}", cache, f"trainer.seed={i}") for i in range(1, options.seeds + 1)]
+        figures = learning_figures(runs) + cost_figures(runs) + agreement_figures(folder, cache, runs[0])
+    finally:
+        shutil.rmtree(cache)
+        if options.keep is None:
+            shutil.rmtree(folder)
+    report("main", options.seeds, figures)
+
+
+if __name__ == "__main__":
+    main()

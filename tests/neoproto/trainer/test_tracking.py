@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Trackers
+
+
+def test_jsonl_rows_are_on_disk_before_close(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tracker = JsonlTracker(path)
+    tracker.log({"a/b": 1.5, "c": math.nan}, 3)
+    row = json.loads(path.read_text())
+    assert row.pop("time") > 0
+    assert row == {"step": 3, "a/b": 1.5, "c": None}
+    tracker.close()
+
+
+def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log({"actor/pg_loss": 0.25}, 1)
+    tracker.close()
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    assert b"actor/pg_loss" in events.read_bytes()
+
+
+class Closing:
+    def __init__(self, error: OSError | None = None) -> None:
+        self.closed, self.error = False, error
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+        if self.error:
+            raise self.error
+
+
+def test_every_tracker_is_closed_although_one_fails() -> None:
+    broken, fine = Closing(OSError("disk full")), Closing()
+    with pytest.raises(OSError, match="disk full"), Trackers(broken, fine):
+        pass
+    assert fine.closed

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from neoproto.errors import WeightMismatch
+from neoproto.store import KeyOrRef
 from neoproto.weights.version import WeightVersion
 
 _MOST_NAMED = 8
@@ -87,11 +88,15 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A published version: its tensors, and the store keys of the byte buckets they lie in."""
+    """A published version: its tensors, and where in the store the byte buckets are that they lie in.
+
+    Attributes:
+        buckets: references, which are read without asking the store's index (keys do as well).
+    """
 
     version: WeightVersion
     entries: tuple[Entry, ...]
-    buckets: tuple[str, ...]
+    buckets: tuple[KeyOrRef, ...]
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

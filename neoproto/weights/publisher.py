@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from neoproto.store import KeyOrRef, ObjectStore
 from neoproto.weights.manifest import Entry, Manifest, TensorLayout, dtype_name
 from neoproto.weights.version import WeightVersion
-
-if TYPE_CHECKING:
-    from neoproto.store import ObjectStore
 
 ALIGNMENT = 64
 """Offsets are multiples of this many bytes: every dtype can be viewed in place, on cache-line borders."""
@@ -88,7 +85,7 @@ class Publisher:
         bucket_bytes: bytes of a bucket, > 0.
         rollout_dtype: what float32 weights are cast to on the way in; `None` keeps them.
         prefix: first part of the store keys; two publishers on one store need different ones.
-        writes: this rank puts the bytes.
+        writes: this rank puts the bytes; the others' manifests hold keys in place of references.
     """
 
     def __init__(
@@ -129,11 +126,12 @@ class Publisher:
         if not named_tensors:
             raise ValueError(f"weights {version} have no tensors")
         plan = plan_packing(named_tensors, bucket_bytes=self._bucket_bytes, rollout_dtype=self._rollout_dtype)
-        keys = tuple(f"{self._prefix}/{version}/{index}" for index in range(len(plan.bucket_sizes)))
-        manifest = Manifest(version=version, entries=plan.entries, buckets=keys)
+        keys = [f"{self._prefix}/{version}/{index}" for index in range(len(plan.bucket_sizes))]
+        buckets: list[KeyOrRef] = list(keys)
         self._fill(plan, named_tensors)
         if self._writes:
-            self._store.put_batch(dict(zip(keys, self._host_buckets, strict=True)))
+            buckets = list(self._store.put_batch(dict(zip(keys, self._host_buckets, strict=True))))
+        manifest = Manifest(version=version, entries=plan.entries, buckets=tuple(buckets))
         self._live[version] = manifest
         self._newest = version
         return manifest

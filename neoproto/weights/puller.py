@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from neoproto.errors import WeightMismatch
+from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Manifest, TensorLayout, check_layout
 from neoproto.weights.publisher import tensor_view
-
-if TYPE_CHECKING:
-    from neoproto.store import ObjectStore
 
 
 class Puller:
@@ -44,6 +40,7 @@ class Puller:
             sizes[entry.bucket] = max(sizes[entry.bucket], entry.end)
         for key, bucket, size in zip(manifest.buckets, buckets, sizes, strict=True):
             if bucket.numel() != size:
-                raise WeightMismatch(f"bucket {key} has {bucket.numel()} bytes, its manifest says {size}")
+                name = key if isinstance(key, str) else key.key
+                raise WeightMismatch(f"bucket {name} has {bucket.numel()} bytes, its manifest says {size}")
         self._layout = layout
         return {entry.name: tensor_view(buckets[entry.bucket], entry) for entry in manifest}

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from neoproto.errors import KeyMissing, WeightMismatch
+from neoproto.errors import KeyMissing, StoreFull, WeightMismatch
+from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, Puller, WeightVersion
 from neoproto.weights.publisher import ALIGNMENT, plan_packing
-from tests.neoproto.weights.fakes import FakeStore
 
 
 def version(n: int, epoch: int = 0) -> WeightVersion:
@@ -28,7 +30,7 @@ def model_tensors() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 200, 10_000])
 def test_what_is_published_is_pulled_bit_for_bit(bucket_bytes):
-    store, tensors = FakeStore(), model_tensors()
+    store, tensors = MemoryStore(), model_tensors()
     manifest = Publisher(store, bucket_bytes=bucket_bytes).publish(version(0), tensors)
     pulled = Puller(store).pull(manifest)
     assert list(pulled) == list(tensors)
@@ -39,7 +41,7 @@ def test_what_is_published_is_pulled_bit_for_bit(bucket_bytes):
 
 
 def test_float32_is_cast_and_other_dtypes_are_kept():
-    store, tensors = FakeStore(), model_tensors()
+    store, tensors = MemoryStore(), model_tensors()
     manifest = Publisher(store, rollout_dtype=torch.bfloat16).publish(version(0), tensors)
     pulled = Puller(store).pull(manifest)
     for name, tensor in tensors.items():
@@ -49,11 +51,11 @@ def test_float32_is_cast_and_other_dtypes_are_kept():
 
 
 def test_tied_weights_are_stored_once_and_come_back_tied():
-    store, tensors = FakeStore(), model_tensors()
+    store, tensors = MemoryStore(), model_tensors()
     manifest = Publisher(store).publish(version(0), tensors)
     pulled = Puller(store).pull(manifest)
     assert pulled["lm_head"].data_ptr() == pulled["embed"].data_ptr()
-    untied = Publisher(FakeStore()).publish(version(0), tensors | {"lm_head": tensors["embed"].clone()})
+    untied = Publisher(MemoryStore()).publish(version(0), tensors | {"lm_head": tensors["embed"].clone()})
     assert untied.nbytes == manifest.nbytes + tensors["embed"].nbytes
 
 
@@ -75,7 +77,7 @@ def test_buckets_hold_no_more_than_their_size_except_for_one_larger_tensor():
 
 
 def test_a_version_holds_the_values_of_its_publish_not_later_ones():
-    store, weight = FakeStore(), torch.ones(3)
+    store, weight = MemoryStore(), torch.ones(3)
     publisher, puller = Publisher(store), Puller(store)
     first = publisher.publish(version(0), {"w": weight})
     weight += 1
@@ -85,11 +87,11 @@ def test_a_version_holds_the_values_of_its_publish_not_later_ones():
 
 
 def test_retire_deletes_the_objects_of_that_version_only():
-    store = FakeStore()
+    store = MemoryStore()
     publisher = Publisher(store, bucket_bytes=64)
     old, new = (publisher.publish(version(n), model_tensors()) for n in (0, 1))
     publisher.retire(version(0))
-    assert set(store.objects) == set(new.buckets)
+    assert set(store.keys()) == {ref.key for ref in new.buckets}
     assert publisher.live == (version(1),)
     with pytest.raises(KeyMissing):
         Puller(store).pull(old)
@@ -98,7 +100,7 @@ def test_retire_deletes_the_objects_of_that_version_only():
 
 
 def test_versions_only_go_up():
-    publisher = Publisher(FakeStore())
+    publisher = Publisher(MemoryStore())
     publisher.publish(version(5), model_tensors())
     for stale in (version(5), version(4)):
         with pytest.raises(ValueError, match=r"after 0\.5"):
@@ -107,17 +109,17 @@ def test_versions_only_go_up():
 
 
 def test_a_failed_put_leaves_the_version_free_for_another_try():
-    class Full(FakeStore):
+    class Full(MemoryStore):
         full = True
 
-        def put_batch(self, items, *, blocking=True):
+        def put_batch(self, values, *, blocking=True):
             if self.full:
-                raise MemoryError
-            super().put_batch(items, blocking=blocking)
+                raise StoreFull("no room")
+            return super().put_batch(values, blocking=blocking)
 
     store = Full()
     publisher = Publisher(store)
-    with pytest.raises(MemoryError):
+    with pytest.raises(StoreFull):
         publisher.publish(version(0), model_tensors())
     assert publisher.live == ()
     store.full = False
@@ -125,23 +127,25 @@ def test_a_failed_put_leaves_the_version_free_for_another_try():
 
 
 def test_a_rank_that_does_not_write_returns_the_same_manifest_and_stores_nothing():
-    store, quiet = FakeStore(), FakeStore()
+    store, quiet = MemoryStore(), MemoryStore()
     manifest = Publisher(store).publish(version(0), model_tensors())
     other = Publisher(quiet, writes=False)
-    assert other.publish(version(0), model_tensors()) == manifest
+    found = other.publish(version(0), model_tensors())
+    assert found.entries == manifest.entries
+    assert found.buckets == tuple(ref.key for ref in manifest.buckets)
     other.retire(version(0))
-    assert quiet.objects == {}
+    assert quiet.trips == 0
 
 
 def test_nothing_to_publish_and_useless_buckets_are_refused():
     with pytest.raises(ValueError, match="no tensors"):
-        Publisher(FakeStore()).publish(version(0), {})
+        Publisher(MemoryStore()).publish(version(0), {})
     with pytest.raises(ValueError, match="bucket_bytes must be positive, got 0"):
-        Publisher(FakeStore(), bucket_bytes=0)
+        Publisher(MemoryStore(), bucket_bytes=0)
 
 
 def test_a_puller_refuses_a_version_with_another_layout_and_names_what_differs():
-    store = FakeStore()
+    store = MemoryStore()
     publisher, puller = Publisher(store), Puller(store)
     puller.pull(publisher.publish(version(0), {"a": torch.zeros(2), "b": torch.zeros(3)}))
     changed = publisher.publish(version(1), {"a": torch.zeros(2), "b": torch.zeros(4)})
@@ -150,8 +154,9 @@ def test_a_puller_refuses_a_version_with_another_layout_and_names_what_differs()
 
 
 def test_a_puller_refuses_a_bucket_of_another_size():
-    store = FakeStore()
+    store = MemoryStore()
     manifest = Publisher(store).publish(version(0), {"a": torch.zeros(2)})
-    store.objects[manifest.buckets[0]] = torch.zeros(7, dtype=torch.uint8)
+    store.put(torch.zeros(7, dtype=torch.uint8), key="weights/0.0/0")
+    manifest = replace(manifest, buckets=("weights/0.0/0",))
     with pytest.raises(WeightMismatch, match=r"bucket weights/0\.0/0 has 7 bytes, its manifest says 8"):
         Puller(store).pull(manifest)

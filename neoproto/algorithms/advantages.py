@@ -171,7 +171,7 @@ def grpo(
 
 @torch.no_grad()
 def rloo(rewards_bt: torch.Tensor, mask_bt: torch.Tensor, group_ids_b: torch.Tensor) -> Estimate:
-    """REINFORCE leave-one-out (Ahmadian et al., arXiv 2402.14740, eq. 8), the same for all tokens of a row.
+    """REINFORCE leave-one-out (Ahmadian et al., arXiv 2402.14740), the same for all tokens of a row.
 
         A_i = s_i - mean_{j != i in group} s_j,   s_i = sum_t r_{i,t}
 

@@ -23,7 +23,8 @@ def require_finite(name: str, value: torch.Tensor | float) -> None:
         if not math.isfinite(value):
             raise NonFiniteLoss(f"{name} is {value}")
         return
-    finite = torch.isfinite(value.detach())
+    value = value.detach()
+    finite = torch.isfinite(value)
     if bool(finite.all()):
         return
     if value.dim() == 0:
@@ -32,5 +33,5 @@ def require_finite(name: str, value: torch.Tensor | float) -> None:
     first = tuple(int(index) for index in where[0].tolist())
     raise NonFiniteLoss(
         f"{name} has {len(where)} non-finite of {value.numel()} elements, the first at {list(first)}: "
-        f"{value.detach()[first].item()}"
+        f"{value[first].item()}"
     )

@@ -102,7 +102,7 @@ def vanilla(
     options: PolicyLossOptions,
     denominators: LossDenominators,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with dual clip (Ye et al., arXiv 1912.09729, eq. 5).
+    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with dual clip (Ye et al., arXiv 1912.09729).
 
         l = max(-A r, -A clip(r, 1 - low, 1 + high));   A < 0: l = min(l, -A c);   r = exp(logp - old)
 
@@ -141,7 +141,7 @@ def gspo(
     options: PolicyLossOptions,
     denominators: LossDenominators,
 ) -> PolicyLoss:
-    """Group sequence policy optimisation (arXiv 2507.18071, eq. 5-7; the token form is its eq. 12-13).
+    """Group sequence policy optimisation (arXiv 2507.18071, eq. 5-7; the token form is its section 4.3).
 
         s_i = exp(mean_t (logp - old));   l = max(-A s_i, -A clip(s_i, 1 - low, 1 + high))
 

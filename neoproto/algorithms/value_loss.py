@@ -42,7 +42,7 @@ def value_loss(
         l = max((v - R)^2, (clip(v, v_old - eps, v_old + eps) - R)^2) / 2
 
     Source: the reference PPO implementation (openai/baselines, ppo2); see Engstrom et al., arXiv
-    2005.12729, section 3.
+    2005.12729.
 
     Args:
         vpreds_bt: float [B, T], predictions with gradient.

@@ -169,7 +169,7 @@ def _mini_batches(config: RunConfig) -> Iterator[Problem]:
         if per_rank % min(one.micro, per_rank):
             yield _problem(
                 f"{micro_field}: got {one.micro} samples, wanted a divisor of the {per_rank} samples "
-                f"that a rank trains on in one mini batch (ppo_mini_batch_size={mini} prompts x n={n} / {ranks} ranks)",
+                f"that a rank trains on in one mini batch ({mini} prompts x n={n} / {ranks} ranks)",
                 micro_field,
                 field,
                 f"{ROLLOUT}.n",

@@ -50,7 +50,7 @@ class PolicyLossConfig(Section):
 
 
 class ActorConfig(Section):
-    """Training of the policy. Mini batches are in prompts, micro batches in samples (`rollout.n` a prompt)."""
+    """Training of the policy. Mini batches count prompts, micro batches samples (`rollout.n` a prompt)."""
 
     ppo_mini_batch_size: Count = 16
     """Prompts per optimizer step, over all ranks together."""

@@ -334,7 +334,7 @@ def _model(
 
 
 def _partial_overlaps(placed: Sequence[tuple[str, ModelPlacement]]) -> Iterator[str]:
-    """One sentence for each range that shares devices with different ranges of its pool declared before it."""
+    """One sentence for each range that shares devices with other ranges of its pool declared before it."""
     first: dict[tuple[str, Range], tuple[int, str, ModelPlacement]] = {}
     for order, (path, model) in enumerate(placed):
         first.setdefault((model.pool, (model.start, model.stop)), (order, path, model))

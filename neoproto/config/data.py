@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,5 +49,3 @@ class DataConfig(Section):
     """Seed of that order."""
     chat_template: Literal["auto", "plain"] = "auto"
     """auto = the tokenizer's own template (an error without one); plain = the messages' text, a line each."""
-    prompt_key: Annotated[str, Field(min_length=1)] = "prompt"
-    """Column that holds the chat messages."""

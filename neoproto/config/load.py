@@ -32,6 +32,8 @@ _WANTED = {
     "tuple_type": "wanted a list",
 }
 
+_OUTSIDE = ("literal_error", "greater_than_equal", "less_than_equal")
+
 
 def load_config(mapping: Mapping[str, Any]) -> RunConfig:
     """Validate a composed configuration (plain containers, interpolations resolved).
@@ -106,7 +108,7 @@ def _sentence(section: type[BaseModel], error: ErrorDetails, prefix: Path) -> st
     if kind == "missing":
         return f"{where}: a value is needed"
     got = f"got {error['input']!r} ({type(error['input']).__name__})"
-    reason = refused_value(where) if kind == "literal_error" else None
+    reason = refused_value(where) if kind in _OUTSIDE else None
     if reason is not None:
         return f"{where}: {got} is not supported: {reason}"
     wanted = _WANTED.get(kind) or _reworded(kind, error["msg"])

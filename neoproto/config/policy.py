@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from neoproto.config.base import Count, Fraction, NonNegative, Positive, Section, Share, Size
 from neoproto.config.optim import OptimConfig
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-TopK = Annotated[int, Field(ge=-1)]
+
+
+def _is_top_k(value: int) -> int:
+    if value != -1 and value < 1:
+        raise PydanticCustomError("top_k", "wanted -1 (all) or at least 1")
+    return value
+
+
+TopK = Annotated[int, AfterValidator(_is_top_k)]
 
 
 class TinyModelConfig(Section):
     """The built-in model: a small Llama with tokenizer and chat template, made on first use and cached."""
 
-    hidden_size: Count = 96
-    """Width of the residual stream; a multiple of `num_heads`."""
+    hidden_size: Count = 128
+    """Width of the residual stream; over `num_heads`: a head size that vLLM has kernels for (32, 64, 80, ...)."""
+    intermediate_size: Count = 384
+    """Width of the feed-forward layers."""
     num_layers: Count = 2
     """Decoder layers."""
     num_heads: Count = 4
     """Attention heads."""
-    warm_start_score: Fraction = 0.45
+    warm_start_score: Fraction = 0.5
     """The supervised warm start ends once sampled exact match reaches this score."""
     max_sft_steps: Size = 400
     """The warm start ends after this many steps in any case."""
@@ -64,7 +75,7 @@ class ActorConfig(Section):
     """Which objective."""
     clip_ratio: Positive = 0.2
     """PPO's clip range, on both sides unless the next two say otherwise."""
-    clip_ratio_low: Fraction | None = None
+    clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Lower side: the ratio is clipped at 1 - this; null = `clip_ratio`."""
     clip_ratio_high: Positive | None = None
     """Upper side: the ratio is clipped at 1 + this; null = `clip_ratio`."""
@@ -107,7 +118,7 @@ class ValKwargsConfig(Section):
     top_p: Share = 1.0
     """Nucleus; 1 = all tokens."""
     top_k: TopK = -1
-    """The k likeliest tokens only; -1 or 0 = all."""
+    """The k likeliest tokens only; -1 = all."""
     also_greedy: bool = True
     """Report one greedy answer per prompt beside the sampled ones."""
 
@@ -121,10 +132,10 @@ class RolloutConfig(Section):
     """Samples per prompt."""
     temperature: Positive = 1.0
     """Sampling temperature; log-probs are compared at this temperature everywhere."""
-    top_p: Share = 1.0
-    """Nucleus; 1 = all tokens. The policy's log-probs are those of the whole distribution in any case."""
-    top_k: TopK = -1
-    """The k likeliest tokens only; -1 or 0 = all. As for `top_p`."""
+    top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
+    """Nucleus; training samples from the whole distribution, so only 1."""
+    top_k: Literal[-1] = -1
+    """The k likeliest tokens; training samples from the whole distribution, so only -1 (all)."""
     seed: int = 0
     """Root of the per-request seeds (with prompt, sample and weight version)."""
     max_num_seqs: Count = 256
@@ -133,12 +144,15 @@ class RolloutConfig(Section):
     """Context length of the engine; null = max_prompt_length + max_response_length."""
     dtype: Dtype = "float32"
     """Type of weights and activations in the engine."""
-    kv_cache_gib: Positive = 0.25
-    """Memory of one engine's KV cache on CPU, in GiB."""
+    kv_cache_gib: Positive | None = None
+    """Size of one engine's KV cache in GiB; null = what `max_num_seqs` full sequences need (on a GPU: what
+    `gpu_memory_utilization` leaves)."""
     gpu_memory_utilization: Share = 0.5
     """Share of the device's memory that one engine may take on a GPU."""
     enforce_eager: bool = True
     """Do not compile or capture graphs."""
+    num_threads: Count = 1
+    """Compute threads of an engine on CPU."""
     log_prob_micro_batch_size_per_gpu: Count = 64
     """Samples per forward pass when the policy recomputes the log-probs of what was sampled."""
     tensor_model_parallel_size: Literal[1] = 1

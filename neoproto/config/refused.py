@@ -53,6 +53,10 @@ REFUSED_KEYS: dict[str, str] = {
 
 REFUSED_VALUES: dict[str, str] = {
     "actor_rollout_ref.rollout.name": "the only engine is vllm",
+    "actor_rollout_ref.rollout.top_p": "training needs 1, as log-probs of a cut-off distribution "
+    "cannot be compared with the policy's; rollout.val_kwargs.top_p is free",
+    "actor_rollout_ref.rollout.top_k": "training needs -1, as log-probs of a cut-off distribution "
+    "cannot be compared with the policy's; rollout.val_kwargs.top_k is free",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "a replica is one process with the "
     "whole model; more ranks make more replicas",
     "actor_rollout_ref.model.trust_remote_code": "code in model folders is not run; use an architecture that "

@@ -238,7 +238,6 @@ esac""",
     "ruff": ":",
     "codespell": ":",
     "mypy": "echo 'Found 1 error'; exit 1",
-    "git": ":",
 }
 
 

@@ -141,6 +141,8 @@ def test_log_ratios_are_clamped_where_stated() -> None:
     result = evaluate("vanilla", batch, open_ended)
     assert float(result.loss) == pytest.approx(math.exp(20))
     assert float(result.pg_clipfrac_lower) == 0.0
+    indifferent = evaluate("vanilla", {**batch, "advantages_bt": 0 * one}, open_ended)
+    assert float(indifferent.loss) == 0.0
     assert float(evaluate("gspo", batch).loss) == pytest.approx(math.exp(10))
 
 

@@ -18,8 +18,8 @@ from neoproto.trainer.sync import StepReport, TrainingResult
 class RunConsole:
     """Prints a run. On a terminal the step line is live; elsewhere each step is one plain line."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quiet)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 

@@ -169,8 +169,10 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
     columns |= {"advantages": advantages_bt, "returns": returns_bt}
     added = {"advantages": advantages_bt, "returns": returns_bt}
     if masked:
+        # Renamed, not dropped: whoever releases the batch releases the mask that was generated too.
+        batch = batch.rename("response_mask", "generated_mask")
         added["response_mask"] = columns["response_mask"]
-    return batch.with_columns(added), batch_metrics(columns) | figures
+    return batch.union(DataProto.from_dict(tensors=added)), batch_metrics(columns) | figures
 
 
 def token_level_rewards(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.step import StepSettings, ppo_step
 from neoproto.trainer.tracking import Tracker
-from neoproto.trainer.validation import ValidationPass, validate, write_samples
+from neoproto.trainer.validation import validate, validation_passes, write_samples
 from neoproto.weights import WeightVersion
 
 
@@ -31,7 +31,12 @@ class PromptSource(Protocol):
         """The next training batch; a new epoch begins where one ends."""
         ...
 
-    def validation_batches(self) -> list[DataProto]: ...
+    @property
+    def has_validation(self) -> bool: ...
+
+    def validation_batches(self) -> Iterator[DataProto]:
+        """The held-out prompts, batch by batch; the caller releases each."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,12 +110,13 @@ class SyncTrainer:
         start = time.perf_counter()
         trainer = self._config.trainer
         await self._sync_weights(PhaseClock())
-        if trainer.val_before_train:
+        if trainer.val_before_train and self._prompts.has_validation:
             await self._validate(0)
         for step in range(1, self._total_steps + 1):
             await self._step(step)
             last = step == self._total_steps
-            if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+            due = last or (trainer.test_freq > 0 and step % trainer.test_freq == 0)
+            if due and self._prompts.has_validation:
                 await self._validate(step)
         return TrainingResult(
             steps=self._total_steps,
@@ -124,7 +130,8 @@ class SyncTrainer:
 
     async def _step(self, step: int) -> None:
         clock = PhaseClock()
-        prompts = self._prompts.next_batch().with_meta(step=step, validate=False)
+        prompts = self._prompts.next_batch()
+        prompts.meta_info |= {"step": step, "validate": False}
         batch, figures = await ppo_step(self._workers, prompts, self._settings, clock)
         await self._sync_weights(clock)
         self._samples += len(batch)
@@ -162,9 +169,9 @@ class SyncTrainer:
         figures, samples = await validate(
             self._workers,
             self._prompts.validation_batches(),
-            validation_passes(self._config),
+            validation_passes(self._config.actor_rollout_ref.rollout.val_kwargs),
             step=step,
-            timeout=self._limits.validate,
+            timeout=self._limits.validation,
             clock=clock,
         )
         write_samples(self._run_dir / "validation", step, samples)

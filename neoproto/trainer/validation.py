@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
@@ -27,6 +28,16 @@ class ValidationPass:
     label: str
     greedy: bool
     samples: int
+
+
+def validation_passes(options: ValKwargsConfig) -> list[ValidationPass]:
+    """Sampled answers, greedy ones, or both, as `rollout.val_kwargs` says."""
+    passes = []
+    if options.do_sample:
+        passes.append(ValidationPass(label=f"mean@{options.n}", greedy=False, samples=options.n))
+    if options.also_greedy or not options.do_sample:
+        passes.append(ValidationPass(label="greedy", greedy=True, samples=1))
+    return passes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +72,14 @@ async def validate(
     for batch in batches:
         for one in passes:
             meta = {"validate": True, "greedy": one.greedy, "n": one.samples, "step": step, "keep_text": True}
-            prompts = batch.with_meta(**meta)
+            prompts = batch.select()
+            prompts.meta_info |= meta
             answers = await clock.call("testing", workers.rollout, "generate_sequences", prompts, timeout=timeout)
             scores = await clock.call("testing", workers.reward, "compute_score", answers, timeout=timeout)
             samples += collect_samples(answers.union(scores), step, one.label)
             scores.release()
             answers.release()
+        batch.release()
     return accuracy_metrics(samples), samples
 
 

@@ -1,0 +1,108 @@
+"""The command line: composes, checks, runs, and ends with one clear line and an exit code.
+
+    0 the run is complete · 1 it failed while running · 2 the input is wrong · 128 + n ended by signal n
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from neoproto.config import CONFIG_NAMES
+from neoproto.errors import ConfigError, NeoProtoError, StackError
+from neoproto.runtime.signals import Terminated
+from neoproto.stack import check_stack
+
+EPILOG = f"""\
+shipped configurations: {", ".join(CONFIG_NAMES)}
+
+examples:
+  python -m neoproto.run --config-name ppo_monarch
+  python -m neoproto.run --config-name ppo_monarch trainer.total_training_steps=20 actor_rollout_ref.rollout.n=8
+  python -m neoproto.run --config-name grpo_monarch actor_rollout_ref.model.path=/models/my-model
+  python -m neoproto.run --config-name ppo_monarch data=files data.train_files=train.jsonl data.val_files=val.jsonl
+  python -m neoproto.run --config-dir my_configs --config-name my_ppo
+  python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)
+
+A run writes its configuration, metrics, validation samples, worker logs and the trained model to a run folder,
+outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another.
+"""
+
+log = logging.getLogger("neoproto.run")
+log.addHandler(logging.NullHandler())  # before there is a run folder, nothing is printed behind our back
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="python -m neoproto.run",
+        description="Train a language model with reinforcement learning on Monarch meshes.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arguments.add_argument("--config-name", "-cn", default="ppo_monarch", help="configuration to run (%(default)s)")
+    arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
+    arguments.add_argument("--cfg", choices=["job"], help="print the composed configuration and stop")
+    arguments.add_argument("overrides", nargs="*", metavar="key=value", help="values to change, as Hydra reads them")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    options = parser().parse_intermixed_args(argv)
+    try:
+        return execute(options)
+    except ConfigError as error:
+        return complain(f"error: {error}", 2)
+    except StackError as error:
+        return complain(f"error: {error}", 2)
+    except KeyboardInterrupt:
+        return complain("interrupted; everything of the run is closed", 128 + signal.SIGINT)
+    except Terminated as error:
+        return complain(f"ended by {error.signal_name}; everything of the run is closed", int(error.code or 1))
+    except NeoProtoError as error:
+        log.error("the run failed", exc_info=error)
+        return complain(f"error: {first_line(error)}{log_hint()}", 1)
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: the traceback goes to the run's log
+        log.error("the run failed", exc_info=error)
+        return complain(f"error: {type(error).__name__}: {first_line(error)}{log_hint()}", 1)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """What the options ask for, errors not yet turned into lines."""
+    from neoproto.run.compose import compose
+
+    mapping = compose(options.config_name, options.overrides, options.config_dir)
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(mapping)))
+        return 0
+    from neoproto.config import load_config
+
+    config = load_config(mapping)
+    check_stack()
+    from neoproto.run.session import run
+
+    run(config)
+    return 0
+
+
+def complain(text: str, code: int) -> int:
+    print(text, file=sys.stderr, flush=True)
+    return code
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what the exception says; the rest, tracebacks of workers included, is in the log."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def log_hint() -> str:
+    """Where the whole story is, once the run has a log."""
+    handlers = logging.getLogger("neoproto").handlers
+    files = [handler.baseFilename for handler in handlers if isinstance(handler, logging.FileHandler)]
+    return f" (details: {files[0]})" if files else ""

@@ -1,0 +1,159 @@
+"""From the configuration to what each worker class is told. Workers never see the configuration itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from actors.critic import CriticOptions
+from actors.policy import PolicyOptions
+from actors.reference import ReferenceOptions
+from actors.rollout_options import EngineOptions, RolloutOptions
+from actors.torch_model import ModelOptions
+from actors.torch_worker import TorchOptions
+from actors.training import OptimOptions, TrainOptions
+from neoproto.algorithms.policy_loss import PolicyLossOptions
+from neoproto.config import OptimConfig, RunConfig
+from neoproto.data.generation import SamplingParams
+
+DeviceType = Literal["cpu", "gpu"]
+
+
+def policy_options(config: RunConfig, model_dir: Path, device: DeviceType, total_steps: int) -> PolicyOptions:
+    """Options of the policy group."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    low, high = config.actor_rollout_ref.clip_range()
+    return PolicyOptions(
+        model=model_options(config, model_dir),
+        train=TrainOptions(
+            mini_batch_samples=actor.ppo_mini_batch_size * rollout.n,
+            micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
+            epochs=actor.ppo_epochs,
+            shuffle=actor.shuffle,
+            seed=config.trainer.seed,
+            grad_clip=actor.grad_clip,
+            total_steps=total_steps,
+            optim=optim_options(actor.optim),
+        ),
+        torch=torch_options(config, device, actor.num_threads),
+        loss_mode=actor.policy_loss.loss_mode,
+        loss=PolicyLossOptions(
+            clip_ratio_low=low,
+            clip_ratio_high=high,
+            clip_ratio_c=actor.clip_ratio_c,
+            loss_agg_mode=actor.loss_agg_mode,
+        ),
+        temperature=rollout.temperature,
+        entropy_coeff=actor.entropy_coeff,
+        use_kl_loss=actor.use_kl_loss,
+        kl_loss_coef=actor.kl_loss_coef,
+        kl_loss_type=actor.kl_loss_type,
+        log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
+        rollout_dtype=config.rollout_dtype,
+        bucket_bytes=config.weights.bucket_mib << 20,
+    )
+
+
+def critic_options(config: RunConfig, model_dir: Path, device: DeviceType, total_steps: int) -> CriticOptions:
+    """Options of the critic group."""
+    critic = config.critic
+    return CriticOptions(
+        model=model_options(config, model_dir),
+        train=TrainOptions(
+            mini_batch_samples=critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n,
+            micro_batch_size=critic.ppo_micro_batch_size_per_gpu,
+            epochs=critic.ppo_epochs,
+            shuffle=critic.shuffle,
+            seed=config.trainer.seed,
+            grad_clip=critic.grad_clip,
+            total_steps=total_steps,
+            optim=optim_options(critic.optim),
+        ),
+        torch=torch_options(config, device, critic.num_threads),
+        cliprange_value=critic.cliprange_value,
+        loss_agg_mode=critic.loss_agg_mode,
+        values_micro_batch_size=critic.ppo_micro_batch_size_per_gpu,
+    )
+
+
+def reference_options(config: RunConfig, model_dir: Path, device: DeviceType) -> ReferenceOptions:
+    """Options of the reference group."""
+    return ReferenceOptions(
+        model=model_options(config, model_dir),
+        torch=torch_options(config, device, config.actor_rollout_ref.actor.num_threads),
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        log_prob_micro_batch_size=config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu,
+    )
+
+
+def rollout_options(
+    config: RunConfig, model_dir: Path, device: DeviceType, eos_token_ids: tuple[int, ...], pad_token_id: int
+) -> RolloutOptions:
+    """Options of the rollout group.
+
+    Raises:
+        ConfigError: sampling or lengths that training cannot work with.
+    """
+    rollout, most = config.actor_rollout_ref.rollout, config.data.max_response_length
+    validation = rollout.val_kwargs
+    return RolloutOptions(
+        engine=EngineOptions(
+            model=str(model_dir),
+            dtype=rollout.dtype,
+            device=device,
+            max_model_len=config.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            eos_token_ids=eos_token_ids,
+            seed=rollout.seed,
+            threads=rollout.num_threads,
+            kv_cache_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * 2**30),
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            enforce_eager=rollout.enforce_eager,
+        ),
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=most,
+        pad_token_id=pad_token_id,
+        seed=rollout.seed,
+        n=rollout.n,
+        sampling=SamplingParams(
+            temperature=rollout.temperature, top_p=rollout.top_p, top_k=top_k(rollout.top_k), max_tokens=most
+        ),
+        val_n=validation.n,
+        val_sampling=SamplingParams(
+            temperature=validation.temperature,
+            top_p=validation.top_p,
+            top_k=top_k(validation.top_k),
+            max_tokens=most,
+            greedy=not validation.do_sample,
+        ),
+    )
+
+
+def model_options(config: RunConfig, folder: Path) -> ModelOptions:
+    return ModelOptions(path=str(folder), trust_remote_code=config.actor_rollout_ref.model.trust_remote_code)
+
+
+def torch_options(config: RunConfig, device: DeviceType, num_threads: int | None) -> TorchOptions:
+    return TorchOptions(
+        seed=config.trainer.seed,
+        num_threads=num_threads,
+        device_type="cuda" if device == "gpu" else "cpu",
+        collective_timeout_s=config.trainer.timeouts.update,
+    )
+
+
+def optim_options(optim: OptimConfig) -> OptimOptions:
+    return OptimOptions(
+        lr=optim.lr,
+        lr_warmup_steps=optim.lr_warmup_steps,
+        lr_scheduler_type=optim.lr_scheduler_type,
+        min_lr_ratio=optim.min_lr_ratio,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+    )
+
+
+def top_k(value: int) -> int:
+    """Zero and -1 both mean no limit."""
+    return value if value > 0 else -1

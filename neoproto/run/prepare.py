@@ -1,0 +1,174 @@
+"""Everything that can be wrong with a run's input is found here, before a worker process exists.
+
+    configuration ─> stack ─> reward function ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.rollout_options import check_servable
+from neoproto.config import RunConfig
+from neoproto.data.prompts import (
+    PLAIN_TEMPLATE,
+    EncodedPrompts,
+    PromptLoader,
+    PromptRow,
+    check_model_folder,
+    encode_prompts,
+    load_tokenizer,
+    read_rows,
+    rows_from_dicts,
+)
+
+Stage = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Prompt rows before tokenisation."""
+
+    train: Sequence[PromptRow]
+    val: Sequence[PromptRow]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run whose inputs have been checked.
+
+    Attributes:
+        model_dir: the policy's Hugging Face folder.
+        critic_dir: the folder the critic starts from.
+        loader: training prompts.
+        validation: held-out prompts, None without any.
+        total_steps: training steps to run.
+        pad_token_id, eos_token_ids: what the tokenizer pads with, and what ends an answer.
+        notes: what a person should know of the data (rows filtered, truncated).
+    """
+
+    config: RunConfig
+    model_dir: Path
+    critic_dir: Path
+    loader: PromptLoader
+    validation: EncodedPrompts | None
+    total_steps: int
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
+    """Check and load a run's inputs; makes the built-in model if it is wanted and not cached.
+
+    Args:
+        device: what rollout runs on, "cpu" or "gpu".
+        stage: called with what is being done, around each slow piece.
+
+    Raises:
+        ConfigError: an input is wrong; names the field, file or line.
+    """
+    check_reward_function(config)
+    with stage("reading prompts"):
+        rows = load_rows(config)
+    model_dir = model_folder(config, rows, stage)
+    check_servable(
+        model_dir,
+        max_model_len=config.max_model_len,
+        device=device,
+        field="actor_rollout_ref.model.path",
+    )
+    critic = config.critic.model.path
+    critic_dir = model_dir if critic is None else check_model_folder(critic, field="critic.model.path")
+    with stage("tokenising prompts"):
+        tokenizer = load_tokenizer(model_dir)
+        train = encode(config, rows.train, tokenizer)
+        validation = encode(config, rows.val, tokenizer) if rows.val else None
+    loader = PromptLoader(train, config.data.train_batch_size, config.data.shuffle, config.data.seed)
+    steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
+    return PreparedRun(
+        config=config,
+        model_dir=model_dir,
+        critic_dir=critic_dir,
+        loader=loader,
+        validation=validation,
+        total_steps=steps,
+        pad_token_id=int(tokenizer.pad_token_id),
+        eos_token_ids=eos_token_ids(model_dir, tokenizer),
+        notes=data_notes("training", train) + (data_notes("validation", validation) if validation else ()),
+    )
+
+
+def check_reward_function(config: RunConfig) -> None:
+    """Import the user's reward function, if there is one, to find out here that it cannot be."""
+    custom = config.reward.custom_reward_function
+    if custom.path is not None:
+        from actors.reward import load_reward_function
+
+        load_reward_function(custom.path, custom.name)
+
+
+def load_rows(config: RunConfig) -> Rows:
+    """Rows of the user's files, or of the configured task."""
+    data = config.data
+    if data.train_files is not None:
+        train = read_rows(data.train_files, field="data.train_files")
+        val = read_rows(data.val_files, field="data.val_files") if data.val_files else []
+        return Rows(train=train, val=val)
+    from neoproto.data.tasks import load_task
+
+    task = load_task(data.task.name, data.task.size, data.task.seed, data.task.options, data.task.val_size)
+    return Rows(
+        train=rows_from_dicts(task.train, name=f"{data.task.name} train"),
+        val=rows_from_dicts(task.val, name=f"{data.task.name} val"),
+    )
+
+
+def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
+    """The policy's folder: the user's, or the built-in model's, warm-started on the training rows if need be."""
+    path = config.actor_rollout_ref.model.path
+    if path is not None:
+        return check_model_folder(path)
+    from actors.tiny_model import TinyModelOptions, ensure_tiny_model
+
+    tiny = config.actor_rollout_ref.model.tiny
+    options = TinyModelOptions(
+        hidden_size=tiny.hidden_size,
+        num_layers=tiny.num_layers,
+        num_heads=tiny.num_heads,
+        stop_score=tiny.warm_start_score,
+        max_steps=tiny.max_sft_steps,
+        seed=tiny.seed,
+    )
+    layout = [{"uid": row.uid, "prompt": row.messages, "reward_model": row.reward_model} for row in rows.train]
+    with stage("preparing the built-in model (made once, then cached)"):
+        return ensure_tiny_model(options, layout)
+
+
+def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end an answer: the tokenizer's, and those of the model's generation config."""
+    path = model_dir / "generation_config.json"
+    listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+    more = [listed] if isinstance(listed, int) else list(listed or ())
+    return tuple(sorted({int(tokenizer.eos_token_id), *more}))
+
+
+def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> EncodedPrompts:
+    """Tokenise rows as `data` says."""
+    data = config.data
+    template = PLAIN_TEMPLATE if data.chat_template == "plain" else None
+    return encode_prompts(rows, tokenizer, data.max_prompt_length, data.truncation, template)
+
+
+def data_notes(which: str, prompts: EncodedPrompts) -> tuple[str, ...]:
+    """What happened to prompts that were too long."""
+    notes = []
+    if prompts.filtered:
+        notes.append(f"{prompts.filtered} {which} prompts longer than data.max_prompt_length were left out")
+    if prompts.truncated:
+        notes.append(f"{prompts.truncated} {which} prompts were cut to data.max_prompt_length")
+    return tuple(notes)

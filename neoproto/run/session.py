@@ -1,0 +1,148 @@
+"""One training run, from a checked configuration to a trained model in the run folder.
+
+    prepare ─> runtime (hosts, store) ─> worker groups ─> trainer loop ─> final model ─> everything closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from meshes.topology import compile_topology
+from neoproto.config import RunConfig
+from neoproto.config.schema import OPTIONAL_ROLES
+from neoproto.run.console import RunConsole
+from neoproto.run.folder import make_run_folder, open_run_log
+from neoproto.run.prepare import PreparedRun, prepare
+from neoproto.run.prompts import RunPrompts
+from neoproto.run.recipes import Recipe, recipes
+from neoproto.runtime import Runtime, WorkerGroup
+from neoproto.runtime.placement import Placement
+from neoproto.trainer.protocols import Group, Workers
+from neoproto.trainer.step import StepSettings
+from neoproto.trainer.sync import SyncTrainer, TrainingResult
+from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
+
+log = logging.getLogger("neoproto.run")
+
+
+def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
+    """Train as `config` says.
+
+    Raises:
+        ConfigError: an input is wrong; no worker process was started.
+        NeoProtoError, or a worker's own exception: the run failed; everything has been closed.
+    """
+    console = console or RunConsole(quiet="console" not in config.trainer.logger)
+    placement = place(config)
+    device = next(model.device_type for model in placement.models if model.worker == "rollout")
+    prepared = prepare(config, device, console.stage)
+    folder = make_run_folder(config)
+    open_run_log(folder / "run.log")
+    console.say(f"run folder: {folder}")
+    for note in prepared.notes:
+        console.say(f"note: {note}")
+    return RunSession(prepared, placement, folder, console).train()
+
+
+def place(config: RunConfig) -> Placement:
+    """Compile the topology for this machine.
+
+    Raises:
+        TopologyError: with every violation.
+    """
+    gpus = torch.cuda.device_count()
+    return compile_topology(
+        config.resolved_topology(),
+        roles_needed=config.roles,
+        roles_allowed=OPTIONAL_ROLES,
+        device_type="gpu" if gpus else "cpu",
+        local_gpus=gpus if config.runtime.monarch.job_mode == "process" else None,
+    )
+
+
+class RunSession:
+    """The wiring of one run: knows everybody, does nothing of their work."""
+
+    def __init__(self, prepared: PreparedRun, placement: Placement, folder: Path, console: RunConsole) -> None:
+        self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
+        self._config = prepared.config
+        # Made before anything is started: options that contradict each other are refused here.
+        self._recipes = recipes(prepared, placement)
+
+    def train(self) -> TrainingResult:
+        """Start everything, train, write the model, close everything."""
+        console, config = self._console, self._config
+        settings = {
+            "runtime": config.runtime.model_copy(update={"run_dir": str(self._folder)}),
+            "topology": config.resolved_topology(),
+        }
+        with console.stage("starting hosts and store"):
+            runtime = Runtime.from_config(settings, placement=self._placement)
+        with runtime:
+            console.table(runtime.placement_table())
+            with console.stage("starting workers"):
+                workers = self._start_workers(runtime)
+            with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
+                result = asyncio.run(self._trainer(workers, trackers).run())
+            model_dir = self._folder / "model"
+            with console.stage("writing the model"):
+                self._save(workers, model_dir)
+            with console.stage("closing"):
+                runtime.close()
+        console.finish(result, self._folder, model_dir)
+        return result
+
+    def _trainer(self, workers: Workers, tracker: Tracker) -> SyncTrainer:
+        config, prepared = self._config, self._prepared
+        return SyncTrainer(
+            config,
+            workers,
+            RunPrompts(prepared.loader, prepared.validation, config.data.val_batch_size),
+            StepSettings.from_config(config),
+            tracker=tracker,
+            run_dir=self._folder,
+            total_steps=prepared.total_steps,
+            show=self._console,
+        )
+
+    def _trackers(self) -> list[Tracker]:
+        """`metrics.jsonl` is always written: reports and comparisons read it."""
+        trackers: list[Tracker] = [JsonlTracker(self._folder / "metrics.jsonl")]
+        if "tensorboard" in self._config.trainer.logger:
+            trackers.append(TensorBoardTracker(self._folder / "tensorboard"))
+        return trackers
+
+    def _start_workers(self, runtime: Runtime) -> Workers:
+        """All groups at once: most of a start is imports and vLLM's own set-up."""
+        timeout = self._config.trainer.timeouts.start
+
+        def start(recipe: Recipe) -> WorkerGroup:
+            pool = (
+                runtime.create_resource_pool(on="controller", name=recipe.role)
+                if recipe.model is None
+                else runtime.model_resource_pool(recipe.model)
+            )
+            return runtime.create_worker_group(recipe.workers, on=pool, name=recipe.role, timeout=timeout)
+
+        with ThreadPoolExecutor(len(self._recipes), thread_name_prefix="start-workers") as threads:
+            futures = {recipe.role: threads.submit(start, recipe) for recipe in self._recipes}
+            groups: Mapping[str, Group] = {role: future.result() for role, future in futures.items()}
+        return Workers(
+            rollout=groups["rollout"],
+            reward=groups["reward"],
+            actor=groups["actor"],
+            critic=groups.get("critic"),
+            reference=groups.get("reference"),
+        )
+
+    def _save(self, workers: Workers, folder: Path) -> None:
+        """The policy as a Hugging Face folder."""
+        workers.actor.submit(
+            "save_hf", (str(folder),), timeout=self._config.trainer.timeouts.save, blocking=True
+        )

@@ -1,0 +1,328 @@
+"""The default model: a tiny Llama with its tokenizer, warm-started on a task's training questions and cached.
+
+    rows ──> phrases ──> tokenizer ──> token ids ──> warm start (supervised) ──> Hugging Face folder ──> cache
+
+    python -m actors.tiny_model --help
+
+The same options, rows and library versions give the same bytes on one machine: the number of threads is fixed
+here and nothing is sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.tiny_tokenizer import build_tokenizer, shared_phrases
+from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
+from neoproto.data.tasks import load_task
+from neoproto.errors import ConfigError
+
+__all__ = [
+    "RECIPE",
+    "TinyModelOptions",
+    "cache_folder",
+    "ensure_tiny_model",
+    "make_tiny_model",
+    "model_key",
+]
+
+RECIPE = 1
+"""Counted up when the code makes another model from the same options and rows."""
+
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+"""Head sizes that vLLM's CPU attention has kernels for."""
+
+RECORD_FILE = "tiny_model.json"
+_FILES = ("config.json", "model.safetensors", "tokenizer.json", RECORD_FILE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TinyModelOptions:
+    """The model's shape and its warm start; docs/task-and-recipe.md says why these values.
+
+    Attributes:
+        hidden_size, intermediate_size, num_layers, num_heads: the Llama's shape. hidden_size / num_heads must
+            be a head size that vLLM has a CPU kernel for (32, 64, 80, 96, …).
+        max_positions: longest prompt and response together, in tokens.
+        seed: of the first weights and of the order of rows.
+        num_threads: torch threads while it is made; part of what makes the result reproducible.
+        warm_start: the supervised steps.
+    """
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_layers: int = 2
+    num_heads: int = 4
+    max_positions: int = 512
+    seed: int = 0
+    num_threads: int = 1
+    warm_start: WarmStartOptions = dataclasses.field(default_factory=WarmStartOptions)
+
+    def __post_init__(self) -> None:
+        sizes = (
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "max_positions",
+            "num_threads",
+        )
+        problems = [
+            f"{name}: at least 1, got {getattr(self, name)}" for name in sizes if getattr(self, name) < 1
+        ]
+        if not problems and self.hidden_size % self.num_heads:
+            problems.append(f"hidden_size: {self.hidden_size} does not divide by num_heads {self.num_heads}")
+        elif not problems and self.hidden_size // self.num_heads not in HEAD_SIZES:
+            problems.append(
+                f"num_heads: vLLM has no CPU kernel for heads of {self.hidden_size // self.num_heads}; "
+                f"known sizes: {', '.join(map(str, HEAD_SIZES))}"
+            )
+        problems += [f"warm_start.{problem}" for problem in self.warm_start.problems()]
+        if problems:
+            raise ConfigError(*(f"tiny model: {problem}" for problem in problems))
+
+
+def ensure_tiny_model(
+    options: TinyModelOptions,
+    train_rows: Sequence[Mapping[str, Any]],
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder of the model for these options and rows, made if the cache does not have it.
+
+    It is made beside its place and renamed into it, so a folder in the cache is always whole. Of two makers
+    at once the first wins, and both get the same folder.
+
+    Args:
+        options: shape and warm start.
+        train_rows: rows in verl's layout; never give held-out ones.
+        cache_dir: instead of `cache_folder()`.
+        progress: called as the warm start goes; not at all when the model is there already.
+
+    Raises:
+        ConfigError: rows that cannot be used (see `make_tiny_model`), or a cache that cannot be written.
+    """
+    models = (cache_dir or cache_folder()) / "models"
+    folder = models / f"tiny-{model_key(options, train_rows)[:16]}"
+    if _is_whole(folder):
+        return folder
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".making-", dir=models, ignore_cleanup_errors=True
+        ) as scratch:
+            made = Path(scratch, "model")
+            make_tiny_model(made, options, train_rows, progress)
+            _move_into_place(made, folder, Path(scratch, "damaged"))
+    except OSError as error:
+        raise ConfigError(
+            f"the model cache {models} cannot be written ({error.strerror or error}); "
+            "set NEOPROTO_CACHE to another folder"
+        ) from error
+    return folder
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`$NEOPROTO_CACHE`, or `$XDG_CACHE_HOME/neoproto`, or `~/.cache/neoproto`."""
+    if chosen := environment.get("NEOPROTO_CACHE"):
+        return Path(chosen).expanduser()
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "neoproto"
+
+
+def model_key(options: TinyModelOptions, train_rows: Sequence[Mapping[str, Any]]) -> str:
+    """A hash (64 hex digits) of all that the model depends on: options, rows, library versions, `RECIPE`."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
+    header = {"recipe": RECIPE, "options": dataclasses.asdict(options), "versions": versions}
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for example in examples_of(train_rows):
+        digest.update(b"\n" + json.dumps([example.messages, example.answer], sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def make_tiny_model(
+    folder: Path,
+    options: TinyModelOptions,
+    train_rows: Sequence[Mapping[str, Any]],
+    progress: Progress | None = None,
+) -> WarmStart:
+    """Make the model and write it to `folder`: weights in float32, tokenizer with chat template, a record.
+
+    Args:
+        folder: created; files of an earlier model in it are overwritten.
+        options, train_rows, progress: as in `ensure_tiny_model`.
+
+    Returns:
+        How the warm start ended. `max_steps` reached below `stop_score` is no error: a hard task
+        starts lower.
+
+    Raises:
+        ConfigError: no rows, a row without a text answer, a question and answer longer than `max_positions`.
+    """
+    examples = examples_of(train_rows)
+    phrases = shared_phrases([example.messages[-1]["content"] for example in examples])
+    tokenizer = build_tokenizer(phrases, max_length=options.max_positions)
+    encoded = encode(examples, tokenizer, longest=options.max_positions)
+    with _reproducible(options):
+        model = _new_model(options, tokenizer)
+        end = warm_start(model, encoded, options.warm_start, seed=options.seed, progress=progress)
+    with _no_progress_bar():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    record = {
+        "recipe": RECIPE,
+        "options": dataclasses.asdict(options),
+        "phrases": list(phrases),
+        "rows": len(examples),
+        "parameters": model.num_parameters(),
+        "warm_start": {"steps": end.step, "sampled": end.sampled, "greedy": end.greedy},
+    }
+    Path(folder, RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return end
+
+
+def _new_model(options: TinyModelOptions, tokenizer: Any) -> Any:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokens = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size,
+        num_hidden_layers=options.num_layers,
+        num_attention_heads=options.num_heads,
+        num_key_value_heads=options.num_heads,
+        head_dim=options.hidden_size // options.num_heads,
+        max_position_embeddings=options.max_positions,
+        tie_word_embeddings=True,
+        dtype="float32",
+        **tokens,
+    )
+    model = LlamaForCausalLM(config).float()
+    model.generation_config = GenerationConfig(**tokens)
+    return model
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Transformers draws one for a single file of two megabytes."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _reproducible(options: TinyModelOptions) -> Iterator[None]:
+    """Threads and the global generator are set, and afterwards are as they were."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.num_threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in _FILES)
+
+
+def _move_into_place(made: Path, folder: Path, aside: Path) -> None:
+    """Rename `made` to `folder`, unless another maker was first; a damaged folder there is put aside."""
+    if folder.exists() and not _is_whole(folder):
+        folder.rename(aside)
+    try:
+        made.rename(folder)
+    except OSError:
+        if not _is_whole(folder):
+            raise
+        shutil.rmtree(made)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m actors.tiny_model",
+        description="Make the tiny default model, or find it in the cache, and print its folder.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, help="write it here instead of the cache")
+    task = parser.add_argument_group("the task it is warm-started on (its held-out questions are not used)")
+    task.add_argument("--task", default="spell_backward", help="a reasoning-gym data set")
+    task.add_argument("--size", type=int, default=4096, help="distinct training questions")
+    task.add_argument("--val-size", type=int, default=600, help="questions held out")
+    task.add_argument("--task-seed", type=int, default=0, help="seed of the questions and their split")
+    task.add_argument(
+        "--options", type=json.loads, metavar="JSON", default='{"min_word_len": 3, "max_word_len": 4}',
+        help="the task's own options",
+    )  # fmt: skip
+    for title, options in (("the model", TinyModelOptions), ("its warm start", WarmStartOptions)):
+        group = parser.add_argument_group(title)
+        for option in dataclasses.fields(options):
+            if option.name != "warm_start":
+                kind = type(option.default)
+                group.add_argument(
+                    f"--{option.name.replace('_', '-')}",
+                    type=kind,
+                    default=option.default,
+                    help=kind.__name__,
+                )
+    return parser
+
+
+def _print_progress(state: WarmStart) -> None:
+    loss = "" if state.loss is None else f", loss {state.loss:.3f}"
+    print(
+        f"step {state.step}/{state.max_steps}{loss}: exact match sampled {state.sampled:.3f}, "
+        f"greedy {state.greedy:.3f} ({state.seconds:.1f} s)",
+        file=sys.stderr,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code (2 for bad input)."""
+    given = vars(_parser().parse_args(arguments))
+
+    def chosen(options: Any, **more: Any) -> Any:
+        names = {option.name for option in dataclasses.fields(options)} - set(more)
+        return options(**{name: given[name] for name in names}, **more)
+
+    try:
+        options = chosen(TinyModelOptions, warm_start=chosen(WarmStartOptions))
+        rows = load_task(
+            given["task"], given["size"], given["task_seed"], given["options"], given["val_size"]
+        ).train  # fmt: skip
+        folder = given["out"]
+        if folder is None:
+            folder = ensure_tiny_model(options, rows, progress=_print_progress)
+        else:
+            make_tiny_model(folder, options, rows, _print_progress)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

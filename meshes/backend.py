@@ -1,0 +1,339 @@
+"""The Monarch backend: hosts, processes, containers, one reply port per process, deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from meshes import sdk
+from meshes.deaths import DeathWatch, parse_fault
+from meshes.guardian import Guardian, sweep
+from meshes.jobs import PrivateHosts
+from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, ProcessInfo
+from neoproto.runtime.executor import CallStatus
+from neoproto.runtime.wire import CallHeader
+
+logger = logging.getLogger(__name__)
+
+MESH_PREFIX = "np-"
+
+
+class MonarchBackend:
+    """One run on Monarch."""
+
+    def __init__(self) -> None:
+        self._guardian: Guardian | None = None
+        self._hosts: PrivateHosts | None = None
+        self._logs: sdk.MonarchLogs | None = None
+        self._deaths: DeathWatch | None = None
+        self._hook: FaultHook | None = None
+        self._groups: dict[str, MonarchGroup] = {}
+        self._tmp_dir = ""
+
+    def start(self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath) -> None:
+        """Start the guardian, then the client, then the hosts."""
+        self._options = options
+        self._guardian = Guardian(options.run_id)
+        self._tmp_dir = tempfile.mkdtemp(prefix=f"np-{options.run_id}-", dir=sdk.short_tmp())
+        self._guardian.guard_dir(self._tmp_dir)
+        log = options.run_dir / "logs" / "controller.log"
+        self._logs = sdk.MonarchLogs(log)
+        sdk.start_client(log)
+        if (client_dir := sdk.client_dir()) is not None:
+            self._guardian.guard_client_dir(str(client_dir))
+        self._deaths = DeathWatch(on_death)
+        self._hook = FaultHook(self._on_fault)
+        reply_pump().set_sink(on_reply)
+        self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env)
+        self._hosts.add_clusters(options.clusters)
+
+    def add_cluster(self, name: str, nnodes: int) -> None:
+        """Start the hosts of one more cluster."""
+        assert self._hosts is not None
+        self._hosts.add_cluster(name, nnodes)
+
+    def start_store(self) -> Any:
+        """Start the global store."""
+        return None
+
+    def close_store(self, timeout_s: float) -> None:
+        """Close the global store."""
+
+    def spawn_group(self, request: GroupRequest, timeout_s: float) -> MonarchGroup:
+        """Start the processes of a group, one container in each."""
+        assert self._hosts is not None and self._deaths is not None
+        block = request.pool.block
+        if request.pool.beside_controller:
+            hosts = self._hosts.beside_controller()
+        else:
+            hosts = self._hosts.hosts(request.pool.cluster, block.first_node, block.nnodes)
+        group = MonarchGroup(request, hosts, self._options.run_id, self._deaths)
+        self._groups[request.key] = group
+        group.start(timeout_s)
+        return group
+
+    def close(self, timeout_s: float) -> None:
+        """Kill the hosts, end what is left of the run, remove its folders, put everything back."""
+        with contextlib.ExitStack() as stack:
+            if self._guardian is not None:
+                stack.callback(self._guardian.dismiss)
+            if self._logs is not None:
+                stack.callback(self._logs.close)
+            if self._deaths is not None:
+                stack.callback(self._deaths.close)
+            if self._hook is not None:
+                stack.callback(self._hook.restore)
+            stack.callback(self._sweep, timeout_s)
+            if _pump is not None:
+                stack.callback(_pump.set_sink, None)
+            if self._hosts is not None:
+                stack.callback(self._hosts.close)
+
+    def _sweep(self, timeout_s: float) -> None:
+        if self._guardian is None:
+            return
+        left = sweep(self._options.run_id, self._guardian.paths, self._guardian.shm_prefixes, timeout_s)
+        if left:
+            logger.warning("processes of the run could not be ended: %s", left)
+
+    def _on_fault(self, mesh_name: str, report: str) -> bool:
+        """Supervision's word on a fault; True if it is about one of this run's meshes."""
+        rank, cause = parse_fault(report)
+        for key, group in self._groups.items():
+            if mesh_name.startswith(group.mesh_name):
+                if rank is not None and self._deaths is not None and not group.released:
+                    self._deaths.report_cause(key, rank, cause)
+                return True
+        # Monarch's own helpers in a process ("logger-…", "setup-…") fail together with it.
+        return MESH_PREFIX in report or mesh_name.startswith(("logger-", "setup-"))
+
+
+class MonarchGroup:
+    """A group's processes: a ProcMesh of its own, an ActorMesh of containers on it."""
+
+    def __init__(self, request: GroupRequest, hosts: Any, run_id: str, deaths: DeathWatch) -> None:
+        self.request = request
+        self.mesh_name = f"{MESH_PREFIX}{request.key}"
+        self.released = False
+        self._hosts, self._run_id, self._deaths = hosts, run_id, deaths
+        self._procs: Any = None
+        self._mesh: Any = None
+        self._infos: list[ProcessInfo] = []
+        self._endpoints: dict[tuple[int, ...], Any] = {}
+
+    def start(self, timeout_s: float) -> None:
+        """Spawn processes and containers, and wait until all have said hello."""
+        sdk.run_blocking(lambda: self._start(timeout_s))
+
+    def _start(self, timeout_s: float) -> None:
+        from meshes.container import Container, ContainerSpec
+
+        request, block = self.request, self.request.pool.block
+        self._procs = self._hosts.spawn_procs(
+            per_host={"procs": block.devices_per_node},
+            name=self.mesh_name,
+            bootstrap_command=self._command,
+        )
+        spec = ContainerSpec(
+            group_name=request.name,
+            nnodes=block.nnodes,
+            processes_per_node=block.devices_per_node,
+            log_dir=str(request.log_dir),
+            run_id=self._run_id,
+        )
+        self._mesh = self._procs.spawn(self.mesh_name, Container, spec)
+        self._infos = [info for _, info in self._mesh.hello.call().get(timeout=timeout_s).items()]
+        everyone = tuple(range(block.size))
+        self._endpoints[everyone] = self._mesh.invoke
+        for rank in everyone:
+            self._endpoints[rank,] = self._slice(rank).invoke
+
+    def _command(self, point: Any) -> Any:
+        """How to start the process at a point of (hosts × procs)."""
+        from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+
+        block = self.request.pool.block
+        rank, local_rank = point.rank, point.rank % block.devices_per_node
+        env: dict[str, str | None] = {
+            "TMPDIR": os.environ.get("TMPDIR"),
+            "NEOPROTO_LOG_FILE": str(self.request.log_dir / f"rank{rank}.log"),
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self.request.pool.device_type == "gpu":
+            env["CUDA_VISIBLE_DEVICES"] = str(block.first_device + local_rank)
+        return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**env, **self.request.env})
+
+    def _slice(self, rank: int) -> Any:
+        host, proc = divmod(rank, self.request.pool.block.devices_per_node)
+        return self._mesh.slice(hosts=host, procs=proc)
+
+    @property
+    def processes(self) -> Sequence[ProcessInfo]:
+        return self._infos
+
+    @property
+    def native(self) -> Any:
+        return self._mesh
+
+    def watch(self) -> None:
+        """Begin to report deaths."""
+        for info in self._infos:
+            if is_local(info, self._run_id):
+                self._deaths.watch(self.request.key, info.rank, info.pid)
+
+    def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
+        """One message to one rank, one cast to all, else one message each."""
+        sdk.ensure_context()
+        port = reply_pump().port_ref
+        endpoint = self._endpoints.get(tuple(ranks))
+        if endpoint is not None:
+            endpoint._send((header, payload), {}, port, "all")
+            return
+        for rank in ranks:
+            self._endpoints[rank,]._send((header, payload), {}, port, "all")
+
+    def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
+        """Ask each rank by itself: one that does not answer must not hide the others."""
+        return self._ask_each(ranks, lambda mesh: mesh.call_status.call_one(call_id), timeout_s)
+
+    def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
+        """What the workers told `Worker.register_mesh`, by rank."""
+        answers = self._ask_each(
+            range(len(self._infos)), lambda mesh: mesh.mesh_places.call_one(role), timeout_s
+        )
+        return [answers.get(rank, {}) for rank in range(len(self._infos))]
+
+    def cancel(self, ranks: Sequence[int], call_id: int) -> None:
+        """Cancel an async method. Does not wait."""
+        sdk.ensure_context()
+        for rank in ranks:
+            self._slice(rank).cancel_call.broadcast(call_id)
+
+    def break_group(self, ranks: Sequence[int], reason: str) -> None:
+        """Make containers refuse everything. Does not wait."""
+        sdk.ensure_context()
+        for rank in ranks:
+            self._slice(rank).break_off.broadcast(reason)
+
+    def drain(self, ranks: Sequence[int], timeout_s: float) -> bool:
+        """Wait for what was admitted; False if it did not end in time."""
+        answers = self._ask_each(ranks, lambda mesh: mesh.drain.call_one(timeout_s), timeout_s + 1.0)
+        return len(answers) == len(ranks) and all(answers.values())
+
+    def stop(self, timeout_s: float) -> None:
+        """Release the processes, by force what does not go in time."""
+        self._release()
+        try:
+            sdk.run_blocking(lambda: self._procs.stop().get(timeout=timeout_s))
+        except Exception:
+            logger.warning("group %s did not stop when asked", self.request.name, exc_info=True)
+            self._kill_processes()
+
+    def kill(self) -> None:
+        """Release the processes by force."""
+        self._release()
+        self._kill_processes()
+
+    def _release(self) -> None:
+        self.released = True
+        self._deaths.forget(self.request.key)
+
+    def _kill_processes(self) -> None:
+        for info in self._infos:
+            if is_local(info, self._run_id):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(info.pid, 9)
+
+    def _ask_each(self, ranks: Sequence[int], ask: Callable[[Any], Any], timeout_s: float) -> dict[int, Any]:
+        def collect() -> dict[int, Any]:
+            until = time.monotonic() + timeout_s
+            asked = {rank: ask(self._slice(rank)) for rank in ranks}
+            answers = {}
+            for rank, future in asked.items():
+                # A dead or silent rank is simply not among the answers.
+                with contextlib.suppress(Exception):
+                    answers[rank] = future.get(timeout=max(0.0, until - time.monotonic()))
+            return answers
+
+        return sdk.run_blocking(collect)
+
+
+def is_local(info: ProcessInfo, run_id: str) -> bool:
+    """Whether a process is on this machine: its pid here carries the run's mark."""
+    try:
+        environ = Path(f"/proc/{info.pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"NEOPROTO_RUN_ID={run_id}".encode() in environ
+
+
+class FaultHook:
+    """Takes faults of this run's meshes away from Monarch's hook, which would end the program; chains the rest."""
+
+    def __init__(self, handle: Callable[[str, str], bool]) -> None:
+        import monarch.actor
+
+        self._handle = handle
+        self._module = monarch.actor
+        self._previous = monarch.actor.unhandled_fault_hook
+        self._installed = self._hook
+        monarch.actor.unhandled_fault_hook = self._installed
+
+    def _hook(self, failure: Any) -> None:
+        if not self._handle(failure.mesh_name, failure.report()):
+            self._previous(failure)
+
+    def restore(self) -> None:
+        """Put the hook back that was there before."""
+        if self._module.unhandled_fault_hook == self._installed:
+            self._module.unhandled_fault_hook = self._previous
+
+
+class ReplyPump:
+    """Receives replies on Monarch's own thread and hands them to whoever runs now. One a process, for its lifetime."""
+
+    def __init__(self) -> None:
+        from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
+        from monarch.actor import context
+
+        sdk.ensure_context()
+        handle, self._receiver = context().actor_instance._mailbox.open_port()
+        self.port_ref = handle.bind()
+        self._sink: OnReply | None = None
+        self._task = PythonTask.from_coroutine(self._run()).spawn()
+
+    def set_sink(self, sink: OnReply | None) -> None:
+        """Replies go to `sink` from now on; None drops them."""
+        self._sink = sink
+
+    async def _run(self) -> None:
+        while True:
+            message = await self._receiver.recv_task()
+            try:
+                call_id, rank, outcome = message.decode()
+                if self._sink is not None:
+                    self._sink(call_id, rank, outcome)
+            except Exception:
+                logger.warning("a reply could not be handed over", exc_info=True)
+
+
+_pump: ReplyPump | None = None
+_pump_lock = threading.Lock()
+
+
+def reply_pump() -> ReplyPump:
+    """This process's pump."""
+    global _pump
+    if _pump is None:
+        with _pump_lock:
+            if _pump is None:
+                _pump = ReplyPump()
+    return _pump

@@ -1,0 +1,29 @@
+"""Entry point of every worker process: its output goes to its log from the first line on, then Monarch takes over."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+
+LOG_VARIABLE = "NEOPROTO_LOG_FILE"
+STACKS_SIGNAL = signal.SIGUSR2
+
+
+def main() -> None:
+    """Redirect file descriptors 1 and 2, make stacks readable on a signal, and run Monarch's bootstrap."""
+    path = os.environ.get(LOG_VARIABLE)
+    if path:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    faulthandler.enable(file=sys.stderr, all_threads=True)
+    runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The actor in every worker process: takes calls off Monarch's hands and gives them to the executor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.actor import Actor, concurrent_endpoint, context
+
+from meshes import sdk
+from neoproto.runtime.backend import ProcessInfo
+from neoproto.runtime.executor import CallStatus, WorkerExecutor
+from neoproto.runtime.wire import CallHeader, Failure
+from neoproto.runtime.worker import Rendezvous, WorkerIdentity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerSpec:
+    """What every container of a group is made with.
+
+    Attributes:
+        group_name, nnodes, processes_per_node: the group.
+        log_dir: the folder of its logs, on every machine.
+        run_id: the run.
+    """
+
+    group_name: str
+    nnodes: int
+    processes_per_node: int
+    log_dir: str
+    run_id: str
+
+
+class Container(Actor):  # type: ignore[misc] # Monarch is not typed
+    """Hosts one process's worker(s). Names of endpoints keep clear of those of `ActorMesh`."""
+
+    def __init__(self, spec: ContainerSpec) -> None:
+        rank = context().actor_instance.rank.rank
+        sdk.pin_context()
+        identity = WorkerIdentity(
+            rank=rank,
+            world_size=spec.nnodes * spec.processes_per_node,
+            local_rank=rank % spec.processes_per_node,
+            node_rank=rank // spec.processes_per_node,
+            group_name=spec.group_name,
+            log_path=os.path.join(spec.log_dir, f"rank{rank}.log"),
+            run_id=spec.run_id,
+        )
+        self._rank = rank
+        self._host = socket.gethostname()
+        self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
+        self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
+
+    @concurrent_endpoint(explicit_response_port=True, instrument=False)
+    async def invoke(self, port: Any, header: CallHeader, payload: bytes) -> None:
+        """Take a call; its outcome goes to `port` as (call id, rank, outcome)."""
+        port.return_undeliverable = False  # a caller that is gone needs no answer
+
+        def reply(outcome: Failure | bytes) -> None:
+            port.send((header.call_id, self._rank, outcome))
+
+        running = self._executor.accept(header, payload, reply)
+        if running is not None:
+            await running
+
+    @concurrent_endpoint
+    async def hello(self) -> ProcessInfo:
+        """Who and where this process is."""
+        return ProcessInfo(
+            rank=self._rank, pid=os.getpid(), host=self._host, rendezvous=self._rendezvous.address
+        )
+
+    @concurrent_endpoint
+    async def call_status(self, call_id: int) -> CallStatus:
+        """What this process does with a call."""
+        return self._executor.status(call_id)
+
+    @concurrent_endpoint
+    async def mesh_places(self, role: str) -> dict[str, tuple[int, bool]]:
+        """What the worker told `Worker.register_mesh`."""
+        return self._executor.meshes(role)
+
+    @concurrent_endpoint
+    async def cancel_call(self, call_id: int) -> None:
+        """Cancel an async method."""
+        self._executor.cancel(call_id)
+
+    @concurrent_endpoint
+    async def break_off(self, reason: str) -> None:
+        """Refuse everything from now on."""
+        self._executor.break_group(reason)
+
+    @concurrent_endpoint
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop admission and wait for what was admitted."""
+        return await self._executor.drain(timeout_s)
+
+    @concurrent_endpoint
+    async def attach_store(self, spec: Any, host_id: str) -> None:
+        """Give the process a client of the run's store."""
+        from neoproto.store import set_process_store
+        from neoproto.store.engine import StoreClient
+
+        local_rank = self._executor.identity.local_rank
+        set_process_store(StoreClient.attach(spec, host_id=host_id, local_rank=local_rank))
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        self._executor.close()
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        # The other side is gone; what that means for its calls is judged by whoever watches its process.
+        return True

@@ -1,0 +1,186 @@
+"""How a worker's death is noticed: a pidfd for each process on this machine, Monarch's supervision for all.
+
+pidfd readable ──> "gone" at once ──> cause from the kernel, or from supervision within PATIENCE_S
+fault hook / __supervise__ ──> (group, rank, cause)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OnDeath = Callable[[str, int, str | None], None]
+
+PATIENCE_S = 2.5
+"""How long the cause of a known death is waited for."""
+
+# include/uapi/linux/pidfd.h: PIDFD_GET_INFO reports the exit status of a reaped process since Linux 6.15.
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 1 << 3
+_INFO_FORMAT = "=QQ11Ii"
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Watched:
+    key: str
+    rank: int
+    pidfd: int
+    give_up_at: float | None = None
+
+
+class DeathWatch:
+    """One thread that watches the processes of this machine."""
+
+    def __init__(self, on_death: OnDeath) -> None:
+        self._on_death = on_death
+        self._lock = threading.Lock()
+        self._watched: dict[int, _Watched] = {}
+        self._causes: dict[tuple[str, int], str] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="neoproto-deaths", daemon=True)
+        self._thread.start()
+
+    def watch(self, key: str, rank: int, pid: int) -> None:
+        """Report when a process of this machine ends; one that already has is reported at once."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._on_death(key, rank, "ended before it was watched")
+            return
+        except OSError:
+            return  # no pidfds on this kernel: supervision alone reports the death
+        with self._lock:
+            self._watched[pidfd] = _Watched(key=key, rank=rank, pidfd=pidfd)
+        self._wake()
+
+    def forget(self, key: str) -> None:
+        """Stop watching a group, whose processes are about to be released."""
+        with self._lock:
+            gone = [one for one in self._watched.values() if one.key == key]
+            for one in gone:
+                del self._watched[one.pidfd]
+                os.close(one.pidfd)
+        self._wake()
+
+    def report_cause(self, key: str, rank: int, cause: str) -> None:
+        """Supervision's word on a death, wherever the process was."""
+        with self._lock:
+            self._causes[key, rank] = cause
+            waiting = [one for one in self._watched.values() if (one.key, one.rank) == (key, rank)]
+            for one in waiting:
+                del self._watched[one.pidfd]
+                os.close(one.pidfd)
+        self._on_death(key, rank, cause)
+        self._wake()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            self._closed = True
+        self._wake()
+        self._thread.join(timeout=2.0)
+        with self._lock:
+            for one in self._watched.values():
+                os.close(one.pidfd)
+            self._watched.clear()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                running = [one for one in self._watched.values() if one.give_up_at is None]
+                ended = [one for one in self._watched.values() if one.give_up_at is not None]
+                poll = select.poll()
+                poll.register(self._wake_read, select.POLLIN)
+                for one in running:
+                    poll.register(one.pidfd, select.POLLIN)
+            for number, _ in poll.poll(20 if ended else None):
+                if number == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                else:
+                    self._process_ended(number)
+            for one in ended:
+                self._look_for_cause(one)
+
+    def _process_ended(self, pidfd: int) -> None:
+        with self._lock:
+            one = self._watched.get(pidfd)
+            if one is None:
+                return
+            one.give_up_at = time.monotonic() + PATIENCE_S
+        self._on_death(one.key, one.rank, None)
+        self._look_for_cause(one)
+
+    def _look_for_cause(self, one: _Watched) -> None:
+        with self._lock:
+            if one.pidfd not in self._watched:
+                return
+            cause = exit_cause(one.pidfd)
+            if cause is None and one.give_up_at is not None and time.monotonic() < one.give_up_at:
+                return
+            del self._watched[one.pidfd]
+            os.close(one.pidfd)
+        self._on_death(one.key, one.rank, cause or "the process ended; neither exit code nor signal is known")
+
+
+def exit_cause(pidfd: int) -> str | None:
+    """How a process that was reaped by somebody else ended, where the kernel tells; else None."""
+    info = bytearray(struct.pack(_INFO_FORMAT, _PIDFD_INFO_EXIT, 0, *[0] * 11, 0))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, *_, status = struct.unpack(_INFO_FORMAT, info)
+    return describe_status(status) if mask & _PIDFD_INFO_EXIT else None
+
+
+def describe_status(status: int) -> str:
+    """A wait status in words: "exit code 1", "signal 9 (SIGKILL)"."""
+    if os.WIFSIGNALED(status):
+        return describe_signal(os.WTERMSIG(status))
+    return f"exit code {os.WEXITSTATUS(status)}"
+
+
+def describe_signal(number: int) -> str:
+    """A signal in words, with its number."""
+    with contextlib.suppress(ValueError):
+        return f"signal {number} ({signal.Signals(number).name})"
+    return f"signal {number}"
+
+
+_COORDINATE = re.compile(r"'(hosts|procs)': (\d+)/(\d+)")
+
+
+def parse_fault(report: str) -> tuple[int | None, str]:
+    """(rank, cause) of a Monarch failure report; rank None if it does not name one process."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, index, size in _COORDINATE.findall(report):
+        sizes.setdefault(name, (int(index), int(size)))
+    rank = None
+    if "procs" in sizes:
+        host = sizes.get("hosts", (0, 1))[0]
+        rank = host * sizes["procs"][1] + sizes["procs"][0]
+    killed = re.search(r"Killed\(sig=(\d+)", report)
+    if killed:
+        return rank, describe_signal(int(killed.group(1)))
+    stopped = re.search(r"Stopped\((?:exit_code=|code=|exit=)?(\d+)", report)
+    if stopped:
+        return rank, f"exit code {stopped.group(1)}"
+    return rank, report.strip().splitlines()[-1].strip() if report.strip() else "unknown"

@@ -1,0 +1,134 @@
+"""What outlives the controller: ends the run's processes and removes its files if the controller is gone.
+
+    controller ──pipe: "dir PATH" … "bye"──> guardian            end of file without "bye" ──> sweep
+
+Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It is
+the first process of a run. The controller uses the same `sweep` when it closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+MARK = "NEOPROTO_RUN_ID"
+"""Environment variable that all processes of a run have, and their children."""
+SWEEP_S = 10.0
+
+
+def marked_processes(run_id: str) -> list[int]:
+    """Living processes whose environment carries the run's mark, this one and its parent apart."""
+    needle = f"{MARK}={run_id}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                marked = needle in file.read().split(b"\0")
+            if marked and not _is_zombie(entry):
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def sweep(
+    run_id: str, paths: Iterable[str], shm_prefixes: Iterable[str] = (), timeout_s: float = SWEEP_S
+) -> list[int]:
+    """SIGKILL the run's processes until none is left, then remove its folders and shared-memory files.
+
+    Returns:
+        processes that could not be ended in time.
+    """
+    until = time.monotonic() + timeout_s
+    left = marked_processes(run_id)
+    while left and time.monotonic() < until:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+        left = marked_processes(run_id)
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+    prefixes = tuple(shm_prefixes)
+    if prefixes:
+        with contextlib.suppress(OSError):
+            for name in os.listdir("/dev/shm"):
+                if name.startswith(prefixes):
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"/dev/shm/{name}")
+    return left
+
+
+class Guardian:
+    """The controller's end of the pipe."""
+
+    def __init__(self, run_id: str) -> None:
+        read_end, self._pipe = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, run_id],
+                stdin=read_end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(read_end)
+        self.paths: list[str] = []
+        self.shm_prefixes: list[str] = []
+
+    def guard_dir(self, path: str) -> None:
+        """Have a folder removed at the end."""
+        self.paths.append(path)
+        self._tell(f"dir {path}")
+
+    def guard_client_dir(self, path: str) -> None:
+        """Have a folder removed if the controller dies; a close leaves it alone."""
+        self._tell(f"dir {path}")
+
+    def guard_shm(self, prefix: str) -> None:
+        """Have shared-memory files whose names begin so removed at the end."""
+        self.shm_prefixes.append(prefix)
+        self._tell(f"shm {prefix}")
+
+    def dismiss(self) -> None:
+        """Everything is closed: let it go."""
+        self._tell("bye")
+        os.close(self._pipe)
+        self._process.wait(timeout=5.0)
+
+    def _tell(self, line: str) -> None:
+        # A guardian that is gone (killed by hand) must not end the run it guards.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._pipe, line.encode() + b"\n")
+
+
+def main() -> None:
+    """Read lines until the pipe ends; sweep unless the last word was "bye"."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    paths: list[str] = []
+    prefixes: list[str] = []
+    for line in sys.stdin:
+        word, _, rest = line.rstrip("\n").partition(" ")
+        if word == "bye":
+            return
+        (paths if word == "dir" else prefixes).append(rest)
+    sweep(sys.argv[1], paths, prefixes)
+
+
+def _is_zombie(pid: str) -> bool:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""The few places where Monarch is touched with care: its environment, its terminal output, its contexts, its futures.
+
+Import this before anything of Monarch's: the environment below is read once, when Monarch is first imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# A dead process is then noticed within 2 s instead of 10.
+os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+# TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
+os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
+
+_pinned: Any = None
+_client_dir: Path | None = None
+_lock = threading.Lock()
+
+
+def client_dir() -> Path | None:
+    """The folder of this process's Monarch client; it lives as long as the process."""
+    return _client_dir
+
+
+def start_client(log_path: Path) -> None:
+    """Bootstrap this process's root client, once; what it prints goes to `log_path`.
+
+    Its sockets lie in a folder of ours, so that a guardian can remove them after a SIGKILL.
+    """
+    global _client_dir, _pinned
+    with _lock:
+        if _pinned is not None:
+            return
+        from monarch.actor import context
+
+        if _client_exists():
+            _pinned = context()
+            return
+        _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
+        _remove_at_exit(_client_dir)
+        with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+            _pinned = context()
+
+
+def pin_context() -> None:
+    """In an actor's process: remember the actor's context, for threads that were started without one."""
+    global _pinned
+    from monarch.actor import context
+
+    _pinned = context()
+
+
+def ensure_context() -> None:
+    """Give this thread the pinned context if it has none: `context()` would boot a second root client."""
+    from monarch._src.actor.actor_mesh import _context, _set_context
+
+    if _context.get() is None and _pinned is not None:
+        _set_context(_pinned)
+
+
+def run_blocking(body: Callable[[], T]) -> T:
+    """Run something that waits for Monarch futures; on a helper thread if an event loop runs here.
+
+    Monarch warns when a future is waited for on a running loop, and the lazy ones could not run at all.
+    """
+    ensure_context()
+    if asyncio._get_running_loop() is None:
+        return body()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        ensure_context()
+        try:
+            outcome.append(body())
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="neoproto-blocking", daemon=True)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+@contextlib.contextmanager
+def quiet_terminal(log_path: Path) -> Iterator[None]:
+    """Send file descriptors 1 and 2 to a file within the block: native code prints there without asking."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    target = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    saved = [os.dup(1), os.dup(2)]
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        for number, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(target)
+
+
+class MonarchLogs:
+    """Sends what Monarch's Python loggers say to a file instead of the terminal, until closed."""
+
+    def __init__(self, path: Path) -> None:
+        import monarch.job  # noqa: F401 - its logger gets a terminal handler of its own when it is imported
+
+        self._handler = logging.FileHandler(path)
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        self._before: list[tuple[logging.Logger, list[logging.Handler], bool]] = []
+        for name in ("monarch", "monarch._src.job.job"):
+            one = logging.getLogger(name)
+            self._before.append((one, list(one.handlers), one.propagate))
+            one.handlers = [self._handler]
+            one.propagate = False
+
+    def close(self) -> None:
+        """Undo it."""
+        for one, handlers, propagate in self._before:
+            one.handlers, one.propagate = handlers, propagate
+        self._handler.close()
+
+
+def short_tmp() -> str:
+    """A folder for sockets: the usual one, unless a socket's path (108 bytes at most) would not fit below it."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= 40 else "/tmp"
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _client_exists() -> bool:
+    from monarch._src.actor.actor_mesh import _client_context
+
+    return _client_context.try_get() is not None
+
+
+def _remove_at_exit(path: Path) -> None:
+    import atexit
+
+    # Registered before Monarch registers its own shutdown, so this runs after it.
+    atexit.register(shutil.rmtree, path, True)

@@ -1,0 +1,187 @@
+"""The private protocol between the runtime and what actually starts processes and moves messages.
+
+Nothing here knows a backend by more than its import string, which is imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from neoproto.runtime.executor import CallStatus
+from neoproto.runtime.wire import CallHeader, Failure
+
+if TYPE_CHECKING:
+    from neoproto.runtime.placement import Placement
+    from neoproto.runtime.pool import ResourcePool
+    from neoproto.store import ObjectStore
+
+BACKENDS: dict[str, str] = {"monarch": "meshes.backend:MonarchBackend"}
+"""Name → "module:class"."""
+TOPOLOGY_COMPILER = "meshes.topology:compile_topology"
+
+OnReply = Callable[[int, int, Failure | bytes], None]
+"""(call id, rank, outcome); must not block."""
+OnDeath = Callable[[str, int, str | None], None]
+"""(group key, rank, cause in words); first with None if the death is known before its cause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRequest:
+    """Processes to start.
+
+    Attributes:
+        key: unique within the run.
+        name: what people call it; the folder of its logs.
+        pool: where; one process on each of its slots.
+        env: environment, applied before any import.
+        log_dir: folder for `rank<k>.log`.
+    """
+
+    key: str
+    name: str
+    pool: ResourcePool
+    env: Mapping[str, str]
+    log_dir: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessInfo:
+    """What a process says of itself once it is up.
+
+    Attributes:
+        rank: its rank in its group.
+        pid, host: where it is.
+        rendezvous: where it listens for its group's `torch.distributed` store, if it is rank 0.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    rendezvous: tuple[str, int] | None
+
+
+class ProcessGroup(Protocol):
+    """A group's processes, as the process that called `spawn_group` sees them."""
+
+    @property
+    def processes(self) -> Sequence[ProcessInfo]: ...
+
+    @property
+    def native(self) -> Any:
+        """The backend's own handle, for those who want it."""
+        ...
+
+    def watch(self) -> None:
+        """Begin to report deaths."""
+        ...
+
+    def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
+        """Send one call to some ranks, the same arguments to all. Does not wait."""
+        ...
+
+    def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
+        """What these ranks do with a call; ranks that do not answer in time are left out."""
+        ...
+
+    def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
+        """What the workers told `Worker.register_mesh`, by rank."""
+        ...
+
+    def cancel(self, ranks: Sequence[int], call_id: int) -> None:
+        """Cancel an async method on some ranks. Does not wait."""
+        ...
+
+    def break_group(self, ranks: Sequence[int], reason: str) -> None:
+        """Make the containers refuse everything. Does not wait."""
+        ...
+
+    def drain(self, ranks: Sequence[int], timeout_s: float) -> bool:
+        """Stop admission on these ranks and wait for what was admitted; False if it did not end in time."""
+        ...
+
+    def stop(self, timeout_s: float) -> None:
+        """Release the processes; after `timeout_s` by force."""
+        ...
+
+    def kill(self) -> None:
+        """Release the processes by force."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendOptions:
+    """What a backend is started with.
+
+    Attributes:
+        run_id: the run's mark, unique on the machine.
+        run_dir: the run's folder.
+        clusters: name → number of nodes.
+        env: environment of every process.
+        options: the backend's own block of the configuration.
+    """
+
+    run_id: str
+    run_dir: Path
+    clusters: Mapping[str, int]
+    env: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RuntimeBackend(Protocol):
+    """What a backend provides. One instance per live `Runtime`."""
+
+    def start(self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath) -> None:
+        """Allocate hosts."""
+        ...
+
+    def add_cluster(self, name: str, nnodes: int) -> None:
+        """Allocate the hosts of one more cluster."""
+        ...
+
+    def start_store(self) -> ObjectStore:
+        """Start the run's one global store, and return this process's client of it."""
+        ...
+
+    def spawn_group(self, request: GroupRequest, timeout_s: float) -> ProcessGroup:
+        """Start processes, each with a container that waits for its `INIT` call and has a store client."""
+        ...
+
+    def close_store(self, timeout_s: float) -> None:
+        """Close the global store; this process's client first."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Release everything that is left."""
+        ...
+
+
+def compile_placement(topology: Any) -> Placement:
+    """Compile the `topology` block.
+
+    Raises:
+        TopologyError: with every violation found.
+    """
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    placement: Placement = _imported(TOPOLOGY_COMPILER)(topology, device_type="gpu" if gpus else "cpu")
+    return placement
+
+
+def load_backend(name: str) -> RuntimeBackend:
+    """Import and make the backend called `name`.
+
+    Raises:
+        ValueError: no such backend.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"runtime.backend: no backend {name!r}; there is {', '.join(sorted(BACKENDS))}")
+    backend: RuntimeBackend = _imported(BACKENDS[name])()
+    return backend
+
+
+def _imported(where: str) -> Any:
+    module_name, _, attribute = where.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)

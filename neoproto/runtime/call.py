@@ -1,0 +1,217 @@
+"""`RemoteCall`: the one handle on work under way elsewhere.
+
+replies, deaths, the deadline ──settle──> _outcome ──> result() / await / callbacks (gather, wait)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, TypeVar
+
+from neoproto.runtime.wire import Failure
+
+T = TypeVar("T")
+
+
+class RemoteCall(Generic[T]):
+    """Work that ends with a value or an exception, on any thread, exactly once.
+
+    `await call` equals `call.result()`. Both may be used any number of times, from any thread and any event loop.
+    The deadline was fixed when the call was submitted; waiting late does not restart it.
+    """
+
+    def __init__(self, convert: Callable[[Any], T] | None = None) -> None:
+        """Make an unsettled call.
+
+        Args:
+            convert: makes the value out of what `_settle` gets; runs once, in the first waiter's thread.
+        """
+        self._lock = threading.Lock()
+        self._waiters: list[threading.Lock] = []
+        self._callbacks: list[Callable[[RemoteCall[T]], None]] = []
+        self._settled = False
+        self._raw: Any = None
+        self._error: BaseException | None = None
+        self._convert = convert
+
+    def done(self) -> bool:
+        """Whether `result` would return or raise without waiting."""
+        return self._settled
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the end and return the value, or raise.
+
+        Args:
+            timeout: seconds to wait at most, apart from the call's own deadline; the call goes on.
+
+        Raises:
+            TimeoutError: `timeout` passed first.
+            DeadlineExceeded, WorkerDied, GroupBroken, RuntimeClosed, CallCancelled: how the call ended, or
+                the worker's own exception.
+        """
+        if not self._settled:
+            waiter = threading.Lock()
+            waiter.acquire()
+            with self._lock:
+                if not self._settled:
+                    self._waiters.append(waiter)
+            if not self._settled and not waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0.0)):
+                with self._lock:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
+                raise TimeoutError(f"no result within {timeout} s; the call goes on")
+        return self._value()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._settled:
+            loop = asyncio.get_running_loop()
+            event = loop.create_future()
+
+            def wake(_: RemoteCall[T]) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_set_once, event)
+
+            self._add_callback(wake)
+            try:
+                yield from event.__await__()
+            finally:
+                self._remove_callback(wake)
+        return self._value()
+
+    def cancel(self) -> bool:
+        """Give the call up: it ends with `CallCancelled`, and a running async method is cancelled on its worker.
+
+        A sync method that already runs is left to end; its result is dropped.
+
+        Returns:
+            False if the call had ended before.
+        """
+        return False
+
+    @staticmethod
+    def gather(calls: Sequence[RemoteCall[Any]]) -> RemoteCall[list[Any]]:
+        """One call for all: their values in the order given, or the first failure as soon as it happens."""
+        return _Gather(calls)
+
+    @staticmethod
+    def wait(
+        calls: Sequence[RemoteCall[Any]], count: int = 1
+    ) -> RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]:
+        """A call of `(completed, pending)`, both in the order given, that ends once `count` of `calls` ended.
+
+        Raises:
+            ValueError: `count` is not between 0 and the number of calls.
+        """
+        return _Wait(calls, count)
+
+    # What follows is for the runtime itself.
+
+    def _settle(self, raw: Any = None, error: BaseException | None = None) -> bool:
+        """End the call; False if it had ended."""
+        with self._lock:
+            if self._settled:
+                return False
+            self._raw, self._error = raw, error
+            self._settled = True
+            waiters, callbacks = self._waiters, self._callbacks
+            self._waiters, self._callbacks = [], []
+        for waiter in waiters:
+            waiter.release()
+        for callback in callbacks:
+            callback(self)
+        return True
+
+    def _failed(self) -> bool:
+        """Whether an ended call ended with an exception."""
+        return self._error is not None or isinstance(self._raw, Failure)
+
+    def _value(self) -> T:
+        if self._error is None and self._convert is not None:
+            with self._lock:
+                if self._convert is not None:
+                    try:
+                        self._raw = self._convert(self._raw)
+                    except Exception as error:  # noqa: BLE001 - kept, so that every waiter sees the same end
+                        self._error = error
+                    self._convert = None
+        if self._error is not None:
+            raise self._error
+        value: T = self._raw
+        return value
+
+    def _add_callback(self, callback: Callable[[RemoteCall[T]], None]) -> None:
+        """Run `callback` once the call ends, on the thread that ends it; at once if it has. Must not block."""
+        with self._lock:
+            if not self._settled:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def _remove_callback(self, callback: Callable[[RemoteCall[T]], None]) -> None:
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+
+class _Gather(RemoteCall[list[Any]]):
+    def __init__(self, calls: Sequence[RemoteCall[Any]]) -> None:
+        super().__init__(lambda ended: [call.result() for call in ended])
+        self._calls = tuple(calls)
+        self._missing = len(self._calls)
+        if not self._calls:
+            self._settle(())
+        for call in self._calls:
+            call._add_callback(self._one_ended)
+
+    def _one_ended(self, call: RemoteCall[Any]) -> None:
+        if call._failed():
+            self._settle((call,))
+            return
+        with self._lock:
+            self._missing -= 1
+            last = self._missing == 0
+        if last:
+            self._settle(self._calls)
+
+    def cancel(self) -> bool:
+        return any([call.cancel() for call in self._calls])
+
+
+class _Wait(RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]):
+    def __init__(self, calls: Sequence[RemoteCall[Any]], count: int) -> None:
+        super().__init__(_split_by_done)
+        self._calls = tuple(calls)
+        if not 0 <= count <= len(self._calls):
+            raise ValueError(f"count must be between 0 and the {len(self._calls)} calls given, got {count}")
+        self._missing = count
+        if count == 0:
+            self._settle(self._calls)
+        for call in self._calls:
+            if self._settled:
+                break
+            call._add_callback(self._one_ended)
+
+    def _one_ended(self, _: RemoteCall[Any]) -> None:
+        with self._lock:
+            self._missing -= 1
+            enough = self._missing == 0
+        if enough:
+            self._settle(self._calls)
+            for call in self._calls:
+                call._remove_callback(self._one_ended)
+
+
+def _split_by_done(
+    calls: Sequence[RemoteCall[Any]],
+) -> tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]:
+    completed, pending = [], []
+    for call in calls:
+        (completed if call.done() else pending).append(call)
+    return completed, pending
+
+
+def _set_once(event: asyncio.Future[None]) -> None:
+    if not event.done():
+        event.set_result(None)

@@ -1,0 +1,238 @@
+"""The calls a process has under way: numbers them, settles them by reply, death or deadline.
+
+    start ──> _pending ──> backend.send            on_reply ─┐
+                  ▲                                on_death ─┼─settle──> RemoteCall
+                  └── registered before it is sent  expire ──┘
+
+A call is registered before the group is asked whether the rank is alive, and a death is noted before the pending
+calls are looked through: whichever comes first, the call settles.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
+from neoproto.runtime.call import RemoteCall
+from neoproto.runtime.deadline import DeadlineWatch
+from neoproto.runtime.members import Members
+from neoproto.runtime.wire import CallHeader, Failure, decode, decode_failure
+
+Collect = Callable[[list[Any]], Any]
+
+STATUS_TIMEOUT_S = 1.0
+"""How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+
+
+class PendingCall(RemoteCall[Any]):
+    """A call to some ranks of one group."""
+
+    def __init__(
+        self,
+        center: CallCenter,
+        members: Members,
+        call_id: int,
+        method: str,
+        ranks: Sequence[int],
+        deadline: float,
+        is_async: bool,
+        collect: Collect,
+    ) -> None:
+        super().__init__(self._collect)
+        self.call_id, self.members, self.method, self.is_async = call_id, members, method, is_async
+        self.deadline, self.submitted = deadline, time.monotonic()
+        self.replies: dict[int, bytes | None] = dict.fromkeys(ranks)
+        self.missing = len(ranks)
+        self._center, self._collect_results = center, collect
+
+    def cancel(self) -> bool:
+        if not self._center.settle(
+            self, error=CallCancelled(f"{self.members.name}.{self.method} was cancelled")
+        ):
+            return False
+        if self.is_async:
+            self.members.processes.cancel(tuple(self.replies), self.call_id)
+        return True
+
+    def silent_ranks(self) -> list[int]:
+        """Ranks that have not answered."""
+        return [rank for rank, reply in self.replies.items() if reply is None]
+
+    def _collect(self, raw: Failure | dict[int, bytes]) -> Any:
+        if isinstance(raw, Failure):
+            raise decode_failure(raw)
+        return self._collect_results([decode(reply) for reply in raw.values()])
+
+
+class CallCenter:
+    """All calls of this process to all groups."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[int, PendingCall] = {}
+        self._next_id = random.SystemRandom().getrandbits(40) << 20
+        self._watch = DeadlineWatch()
+        self._watched = 0
+        self._closed: str | None = None
+
+    def start(
+        self,
+        members: Members,
+        role: str,
+        method: str,
+        sends: Sequence[tuple[Sequence[int], bytes]],
+        *,
+        deadline: float,
+        is_async: bool,
+        collect: Collect,
+    ) -> PendingCall:
+        """Number, register and send a call.
+
+        Args:
+            sends: (ranks, pickled arguments): each payload goes to its ranks.
+            deadline: absolute, monotonic.
+            collect: makes the value out of the results in the order of `sends`.
+
+        Raises:
+            RuntimeClosed, GroupBroken, WorkerDied: refused here, nothing was sent.
+        """
+        ranks = [rank for some, _ in sends for rank in some]
+        with self._lock:
+            if self._closed is not None:
+                raise RuntimeClosed(self._closed)
+            self._next_id += 1
+            call = PendingCall(self, members, self._next_id, method, ranks, deadline, is_async, collect)
+            self._pending[call.call_id] = call
+        try:
+            sending = members.admit(ranks)
+            if sending:
+                self._send(call, members, role, sends)
+        except BaseException:
+            self._forget(call)
+            raise
+        if deadline != math.inf:
+            self._watch_deadline(call)
+        return call
+
+    def _send(
+        self, call: PendingCall, members: Members, role: str, sends: Sequence[tuple[Sequence[int], bytes]]
+    ) -> None:
+        budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
+        ranks: tuple[int, ...] | None = None
+        sequence: int | tuple[int, ...] | None = None
+        if not call.is_async:
+            sequence, ranks = members.take_places(call.replies)
+        header = CallHeader(
+            call_id=call.call_id,
+            role=role,
+            method=call.method,
+            sequence=sequence,
+            ranks=ranks,
+            budget_s=budget,
+        )
+        for some, payload in sends:
+            members.processes.send(some, header, payload)
+
+    def on_reply(self, call_id: int, rank: int, outcome: Failure | bytes) -> None:
+        """A rank has answered. Runs on the backend's thread: settles, never blocks."""
+        call = self._pending.get(call_id)
+        if call is None:
+            return
+        if isinstance(outcome, Failure):
+            if outcome.broken:
+                call.members.mark_broken(outcome.message)
+            self.settle(call, raw=outcome)
+            return
+        with self._lock:
+            if rank not in call.replies or call.replies[rank] is not None:
+                return
+            call.replies[rank] = outcome
+            call.missing -= 1
+            complete = call.missing == 0
+        if complete:
+            self.settle(call, raw=call.replies)
+
+    def on_death(self, members: Members, rank: int) -> None:
+        """Settle what waits for a rank that `members` already counts as dead."""
+        error = members.death_of(rank)
+        with self._lock:
+            waiting = [
+                call for call in self._pending.values() if call.members is members and rank in call.replies
+            ]
+        for call in waiting:
+            if call.replies[rank] is None:
+                self.settle(call, error=error)
+
+    def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
+        """End a call and forget it; False if it had ended."""
+        self._forget(call)
+        return call._settle(raw, error)
+
+    def fail_all(self, members: Members | None, reason: str) -> None:
+        """End every call under way, of one group or of all, with `RuntimeClosed`."""
+        with self._lock:
+            ended = [call for call in self._pending.values() if members is None or call.members is members]
+        for call in ended:
+            self.settle(call, error=RuntimeClosed(reason))
+
+    def close(self, reason: str) -> None:
+        """Refuse new calls, end those under way, end the deadline thread."""
+        with self._lock:
+            self._closed = reason
+        self.fail_all(None, reason)
+        self._watch.close()
+
+    def stop_admission(self, reason: str) -> None:
+        """Refuse new calls; those under way go on."""
+        with self._lock:
+            self._closed = reason
+
+    def _forget(self, call: PendingCall) -> None:
+        with self._lock:
+            self._pending.pop(call.call_id, None)
+
+    # Deadlines
+
+    def _watch_deadline(self, call: PendingCall) -> None:
+        self._watch.add(call.deadline, _Expiry(self, call.call_id))
+        self._watched += 1
+        if self._watched > 2 * len(self._pending) + 1024:
+            self._watched = len(self._pending)
+            self._watch.prune(lambda expiry: isinstance(expiry, _Expiry) and expiry.call_id in self._pending)
+
+    def expire(self, call_id: int) -> None:
+        """A deadline has passed. What the silent ranks do is asked on a thread of its own: others may be due."""
+        call = self._pending.get(call_id)
+        if call is not None:
+            threading.Thread(
+                target=self._report_expiry, args=(call,), name="neoproto-expiry", daemon=True
+            ).start()
+
+    def _report_expiry(self, call: PendingCall) -> None:
+        elapsed = call.deadline - call.submitted
+        members, silent = call.members, call.silent_ranks()
+        statuses = members.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
+        unsure = [rank for rank in silent if rank not in statuses or statuses[rank].state == "running"]
+        if not call.is_async and unsure and not call.done():
+            reason = f"{members.name} is broken: {call.method} overran its deadline on rank(s) {unsure}"
+            members.mark_broken(reason)
+            members.processes.break_group(unsure, reason)
+        stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
+        self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
+
+
+class _Expiry:
+    """What the watch runs; knows its call by number, so that an ended call's results are not kept alive."""
+
+    __slots__ = ("call_id", "center")
+
+    def __init__(self, center: CallCenter, call_id: int) -> None:
+        self.center, self.call_id = center, call_id
+
+    def __call__(self) -> None:
+        self.center.expire(self.call_id)

@@ -1,0 +1,98 @@
+"""Absolute deadlines on this process's monotonic clock, and the thread that watches them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+
+_running_deadline: ContextVar[float] = ContextVar("neoproto_running_deadline", default=math.inf)
+"""The deadline of the call this code runs for; infinite outside one."""
+
+
+def remaining() -> float:
+    """Seconds left of the call that runs this code (negative once over); `inf` outside a call or without a deadline."""
+    return _running_deadline.get() - time.monotonic()
+
+
+def deadline_after(timeout: float | None) -> float:
+    """The absolute deadline of a new call: the smaller of `timeout` seconds ahead and the one it runs under.
+
+    Raises:
+        ValueError: `timeout` is negative or not a number.
+    """
+    inherited = _running_deadline.get()
+    if timeout is None:
+        return inherited
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be a number of seconds ≥ 0, got {timeout!r}")
+    return min(inherited, time.monotonic() + timeout)
+
+
+def enter_deadline(budget_s: float | None) -> float:
+    """Anchor a budget that travelled to this clock and make it the running deadline of the current context."""
+    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
+    _running_deadline.set(deadline)
+    return deadline
+
+
+class DeadlineWatch:
+    """One daemon thread that runs callbacks at their time. Started with the first, ended by `close`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._wake_at = math.inf
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, deadline: float, on_expiry: Callable[[], None]) -> None:
+        """Run `on_expiry` on the watch's thread once `deadline` (monotonic seconds) has passed."""
+        if deadline == math.inf:
+            return
+        with self._changed:
+            if self._closed:
+                return
+            heapq.heappush(self._heap, (deadline, next(self._count), on_expiry))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="neoproto-deadlines", daemon=True)
+                self._thread.start()
+            if deadline < self._wake_at:
+                self._changed.notify()
+
+    def prune(self, keep: Callable[[Callable[[], None]], bool]) -> None:
+        """Forget entries that need no watching any more."""
+        with self._changed:
+            self._heap = [entry for entry in self._heap if keep(entry[2])]
+            heapq.heapify(self._heap)
+
+    def close(self) -> None:
+        """End the thread; what was not yet due never runs."""
+        with self._changed:
+            self._closed = True
+            self._heap.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                now = time.monotonic()
+                due: list[Callable[[], None]] = []
+                while self._heap and self._heap[0][0] <= now:
+                    due.append(heapq.heappop(self._heap)[2])
+                if not due:
+                    self._wake_at = self._heap[0][0] if self._heap else math.inf
+                    self._changed.wait(None if self._wake_at == math.inf else self._wake_at - now)
+                    continue
+            for on_expiry in due:
+                on_expiry()

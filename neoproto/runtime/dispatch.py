@@ -1,0 +1,150 @@
+"""From a method's `MethodSpec` and a call's arguments to one payload per rank, and from results to a value.
+
+Evaluated in the caller, once, for every backend. Nothing of the caller's is changed: padding makes new batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from neoproto.runtime.registration import CustomDispatch, Dispatch, Execute, MeshDispatch, MethodSpec
+from neoproto.runtime.wire import encode
+
+if TYPE_CHECKING:
+    from neoproto.data.dispatch import RankSplit
+
+Share = tuple[tuple[Any, ...], dict[str, Any]]
+"""One rank's positional and keyword arguments."""
+MeshPlaces = Sequence[tuple[int, bool]]
+"""For each rank: its data-parallel rank, and whether results are taken from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a call sends and how its results become a value.
+
+    Attributes:
+        sends: (positions within the group or view, pickled arguments).
+        collect: takes the results in the order of the positions.
+    """
+
+    sends: Sequence[tuple[Sequence[int], bytes]]
+    collect: Callable[[list[Any]], Any]
+
+
+def plan_call(
+    spec: MethodSpec,
+    group: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    size: int,
+    mesh_places: Callable[[str], MeshPlaces],
+) -> Plan:
+    """Plan a call to a group or view of `size` ranks.
+
+    Args:
+        group: what a user's own dispatch functions are given.
+        mesh_places: looks a device mesh up by name; asked only for mesh dispatch.
+
+    Raises:
+        ValueError: lists of the wrong length, or batches that do not divide and are not padded.
+        TypeError: what the mode needs was not given.
+    """
+    everyone = range(size)
+    mode = spec.dispatch_mode
+    if spec.execute_mode is Execute.RANK_ZERO or mode is Dispatch.RANK_ZERO:
+        return Plan(sends=[((0,), encode((args, dict(kwargs))))], collect=_only)
+    if mode is Dispatch.ONE_TO_ALL:
+        return Plan(sends=[(everyone, encode((args, dict(kwargs))))], collect=list)
+    if isinstance(mode, CustomDispatch):
+        shares = _shares_of_lists(*mode.dispatch_fn(group, *args, **kwargs), size=size)
+        return _plan_shares(shares, lambda results: mode.collect_fn(group, results))
+    if mode in (Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE):
+        return _plan_shares(_shares_of_lists(args, dict(kwargs), size=size), list)
+    if isinstance(mode, MeshDispatch):
+        return _plan_mesh(spec, args, kwargs, mesh_places(mode.mesh_name))
+    if mode is Dispatch.DP_COMPUTE_PROTO_WITH_FUNC and not (args and callable(args[0])):
+        raise TypeError(f"{mode.name} needs a function as its first argument, got {args[:1]!r}")
+    shares, split = _split_batches(args, kwargs, size, pad=spec.pad)
+    if mode is Dispatch.DP_COMPUTE_METRIC:
+        return _plan_shares(shares, list)
+    return _plan_shares(shares, split.collect)
+
+
+def _plan_shares(shares: Sequence[Share], collect: Callable[[list[Any]], Any]) -> Plan:
+    return Plan(sends=[((rank,), encode(share)) for rank, share in enumerate(shares)], collect=collect)
+
+
+def _plan_mesh(
+    spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], places: MeshPlaces
+) -> Plan:
+    chunks = 1 + max(dp_rank for dp_rank, _ in places)
+    shares, split = _split_batches(args, kwargs, chunks, pad=spec.pad)
+    payloads = [encode(share) for share in shares]
+    sends = []
+    order = []
+    for dp_rank in range(chunks):
+        ranks = [rank for rank, (own, _) in enumerate(places) if own == dp_rank]
+        sends.append((ranks, payloads[dp_rank]))
+        order += ranks
+    sources = [position for position, rank in enumerate(order) if places[rank][1]]
+
+    def collect(results: list[Any]) -> Any:
+        return split.collect([results[position] for position in sources])
+
+    return Plan(sends=sends, collect=collect)
+
+
+def _shares_of_lists(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, size: int) -> list[Share]:
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        if not isinstance(value, list | tuple) or len(value) != size:
+            got = (
+                f"{type(value).__name__} of length {len(value)}" if hasattr(value, "__len__") else repr(value)
+            )
+            raise ValueError(
+                f"argument {name!r} must be a list with one entry per rank ({size}), got a {got}"
+            )
+    return [
+        (tuple(value[rank] for value in args), {key: value[rank] for key, value in kwargs.items()})
+        for rank in range(size)
+    ]
+
+
+def _split_batches(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], chunks: int, *, pad: bool
+) -> tuple[list[Share], RankSplit]:
+    """Split every batch among the arguments; everything else goes to all. Also how results are put together."""
+    from neoproto.data.dispatch import split_for_ranks
+    from neoproto.data.proto import (
+        DataProto,
+    )  # imported late: a caller without batches needs no tensor library
+
+    lengths = {len(value) for value in [*args, *kwargs.values()] if isinstance(value, DataProto)}
+    if len(lengths) > 1:
+        raise ValueError(f"batches of one call must have the same number of rows, got {sorted(lengths)}")
+    if not lengths:
+        raise TypeError("this method's arguments are split by rank, but none of them is a DataProto")
+    split: RankSplit | None = None
+
+    def spread(value: Any) -> Sequence[Any]:
+        nonlocal split
+        if not isinstance(value, DataProto):
+            return (value,) * chunks
+        split = split_for_ranks(value, chunks, pad=pad)
+        return split.chunks
+
+    split_args = [spread(value) for value in args]
+    split_kwargs = {key: spread(value) for key, value in kwargs.items()}
+    shares = [
+        (tuple(parts[i] for parts in split_args), {key: parts[i] for key, parts in split_kwargs.items()})
+        for i in range(chunks)
+    ]
+    assert split is not None, "there is a batch"
+    return shares, split
+
+
+def _only(results: list[Any]) -> Any:
+    return results[0]

@@ -1,0 +1,254 @@
+"""Runs the calls that reach a worker process. Knows no backend: a container feeds it and takes its replies.
+
+accept ──sync──> _waiting (by number) ──in order──> queue ──> the worker thread ──> reply
+       └─async─> a coroutine the container awaits on its loop ──────────────────> reply
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
+from neoproto.runtime.deadline import enter_deadline
+from neoproto.runtime.wire import INIT, CallHeader, Failure, decode, encode, encode_failure
+from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
+
+Reply = Callable[[Failure | bytes], None]
+"""Sends the outcome of one call home; may be used on any thread."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitArguments:
+    """What a worker is built from: the payload of the `INIT` call.
+
+    Attributes:
+        classes: role → (class, positional arguments, keyword arguments); role "" is a group's only worker.
+        rendezvous: where rank 0 listens.
+    """
+
+    classes: dict[str, tuple[type[Worker], tuple[Any, ...], dict[str, Any]]]
+    rendezvous: tuple[str, int]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _SyncCall:
+    header: CallHeader
+    payload: bytes
+    reply: Reply
+    context: contextvars.Context
+    deadline: float = math.inf
+    started: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallStatus:
+    """What a silent rank is doing with a call: `state` is "queued", "running" or "unknown"; `stack` says where."""
+
+    state: str
+    stack: str
+
+
+@dataclass(kw_only=True, slots=True)
+class _State:
+    """What the loop and the worker thread share; guarded by the executor's lock."""
+
+    next_place: int = 0
+    waiting: dict[int, _SyncCall] = field(default_factory=dict)
+    unfinished: int = 0
+    running: _SyncCall | None = None
+    broken: str | None = None
+    admitting: bool = True
+
+
+class WorkerExecutor:
+    """Builds the worker(s) of one process and runs their methods."""
+
+    def __init__(self, identity: WorkerIdentity, host: str, rendezvous: Rendezvous) -> None:
+        self.identity = identity
+        self._where = f"{identity.group_name}[{identity.rank}] on {host}"
+        self._rendezvous = rendezvous
+        self._workers: dict[str, Worker] = {}
+        self._lock = threading.Condition()
+        self._state = _State()
+        self._ready: queue.SimpleQueue[_SyncCall | None] = queue.SimpleQueue()
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._thread = threading.Thread(target=self._run_thread, name="neoproto-worker", daemon=True)
+        self._thread.start()
+
+    def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> Awaitable[None] | None:
+        """Take a call. A sync call has its place before this returns; an async one runs when the result is awaited."""
+        place = header.place(self.identity.rank)
+        if place is None:
+            refusal = self._refusal()
+            if refusal is not None:
+                reply(self._failure(refusal))
+                return None
+            return self._run_async(header, payload, reply)
+        call = _SyncCall(header=header, payload=payload, reply=reply, context=contextvars.copy_context())
+        if header.budget_s is not None:
+            call.deadline = time.monotonic() + header.budget_s
+        with self._lock:
+            state = self._state
+            state.waiting[place] = call
+            state.unfinished += 1
+            while state.next_place in state.waiting:
+                self._ready.put(state.waiting.pop(state.next_place))
+                state.next_place += 1
+        return None
+
+    def status(self, call_id: int) -> CallStatus:
+        """Where a call is, for the deadline's report; marks the group broken if it runs past its deadline."""
+        with self._lock:
+            self._note_overrun()
+            running = self._state.running
+            if running is not None and running.header.call_id == call_id:
+                state = "running"
+            elif any(call.header.call_id == call_id for call in self._state.waiting.values()):
+                state = "queued"
+            else:
+                state = "unknown"
+        return CallStatus(state=state, stack=self.stack())
+
+    def stack(self) -> str:
+        """Where the worker thread is now."""
+        frame = sys._current_frames().get(self._thread.ident or -1)
+        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+    def cancel(self, call_id: int) -> None:
+        """Cancel an async method that runs; calls that are unknown, ended or sync are left alone."""
+        task = self._tasks.get(call_id)
+        if task is not None:
+            task.cancel()
+
+    def break_group(self, reason: str) -> None:
+        """Refuse everything from now on."""
+        with self._lock:
+            self._state.broken = self._state.broken or reason
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop admission, wait for what was admitted; False if some of it did not end in time."""
+        with self._lock:
+            self._state.admitting = False
+        until = time.monotonic() + timeout_s
+        pause = 0.001
+        while self._state.unfinished or self._tasks:
+            if self._state.broken or time.monotonic() >= until:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        self._ready.put(None)
+        return True
+
+    def close(self) -> None:
+        """End the worker thread once idle, release the rendezvous socket."""
+        self._ready.put(None)
+        self._rendezvous.close()
+
+    # The worker thread
+
+    def _run_thread(self) -> None:
+        while (call := self._ready.get()) is not None:
+            outcome = call.context.run(self._run_sync, call)
+            with self._lock:
+                self._note_overrun()
+                self._state.running = None
+                self._state.unfinished -= 1
+            call.reply(outcome)
+
+    def _run_sync(self, call: _SyncCall) -> Failure | bytes:
+        with self._lock:
+            refusal = self._refusal_locked()
+            if refusal is None:
+                self._state.running = call
+        if refusal is not None:
+            return self._failure(refusal)
+        budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
+        enter_deadline(budget)
+        try:
+            if call.header.method == INIT:
+                return encode(self._build(decode(call.payload)))
+            args, kwargs = decode(call.payload)
+            result = self._method(call.header)(*args, **kwargs)
+            return encode(result)
+        except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
+            return self._failure(error)
+
+    def _build(self, init: InitArguments) -> None:
+        for role, (cls, args, kwargs) in init.classes.items():
+            worker = cls.__new__(cls)
+            for name in ("rank", "world_size", "local_rank", "node_rank", "group_name", "log_path"):
+                setattr(worker, name, getattr(self.identity, name))
+            worker._process_store_factory = lambda: self._rendezvous.store(init.rendezvous)
+            worker.__init__(*args, **kwargs)  # type: ignore[misc] # attributes had to be there first
+            self._workers[role] = worker
+
+    def meshes(self, role: str) -> dict[str, tuple[int, bool]]:
+        """What the worker told `Worker.register_mesh`."""
+        return dict(self._workers[role].__dict__.get("_meshes", {}))
+
+    # Async methods, on the container's loop
+
+    async def _run_async(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[header.call_id] = task
+        enter_deadline(header.budget_s)
+        outcome: Failure | bytes
+        try:
+            args, kwargs = decode(payload)
+            outcome = encode(await self._method(header)(*args, **kwargs))
+        except asyncio.CancelledError:
+            outcome = self._failure(CallCancelled(f"{header.method} was cancelled"))
+        except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
+            outcome = self._failure(error)
+        finally:
+            self._tasks.pop(header.call_id, None)
+        reply(outcome)
+
+    # Shared
+
+    def _method(self, header: CallHeader) -> Callable[..., Any]:
+        worker = self._workers.get(header.role)
+        if worker is None:
+            raise RuntimeError(
+                f"{self._where} has no worker {header.role!r}: its __init__ has not ended, or failed"
+            )
+        method: Callable[..., Any] = getattr(worker, header.method)
+        return method
+
+    def _failure(self, error: BaseException) -> Failure:
+        if not isinstance(error, Exception):
+            error = RuntimeError(f"the worker raised {type(error).__name__}({error})").with_traceback(
+                error.__traceback__
+            )
+        return encode_failure(error, self._where, broken=isinstance(error, GroupBroken))
+
+    def _refusal(self) -> Exception | None:
+        with self._lock:
+            self._note_overrun()
+            if not self._state.admitting:
+                return RuntimeClosed(f"{self._where} is shutting down")
+            return self._refusal_locked()
+
+    def _refusal_locked(self) -> Exception | None:
+        if self._state.broken is not None:
+            return GroupBroken(self._state.broken)
+        return None
+
+    def _note_overrun(self) -> None:
+        running = self._state.running
+        if running is not None and self._state.broken is None and time.monotonic() > running.deadline:
+            self._state.broken = (
+                f"{self.identity.group_name} is broken: {running.header.method} overran its deadline on rank "
+                f"{self.identity.rank}"
+            )

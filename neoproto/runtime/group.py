@@ -1,0 +1,305 @@
+"""Worker groups, and views of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
+from neoproto.runtime.call import RemoteCall
+from neoproto.runtime.center import CallCenter
+from neoproto.runtime.deadline import deadline_after
+from neoproto.runtime.dispatch import MeshPlaces, plan_call
+from neoproto.runtime.executor import InitArguments
+from neoproto.runtime.members import Members
+from neoproto.runtime.placement import Block
+from neoproto.runtime.pool import ResourcePool
+from neoproto.runtime.registration import Dispatch, Execute, MethodSpec, method_table
+from neoproto.runtime.wire import INIT, encode
+from neoproto.runtime.worker import ClassWithInitArgs, Worker
+
+Methods = Mapping[str, MethodSpec]
+
+MESHES_TIMEOUT_S = 30.0
+
+
+class RemoteWorkerGroup:
+    """Some or all ranks of a group, to call; owns nothing.
+
+    Methods of the worker class can be called by name: `group.compute(batch)` dispatches, waits if the method was
+    registered with `blocking=True`, and returns what `collect` makes of the results. `submit` takes a deadline.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        center: CallCenter,
+        methods: Methods,
+        ranks: Sequence[int],
+        block: Block,
+        role: str = "",
+        parent: RemoteWorkerGroup | None = None,
+    ) -> None:
+        self._members, self._center, self._methods = members, center, methods
+        self._ranks: Sequence[int] = ranks
+        self._block = block
+        self._role = role
+        self._parent = parent
+        self._mesh_places: dict[str, MeshPlaces] = {}
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._members.name
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks calls go to."""
+        return len(self._ranks)
+
+    @overload
+    def submit(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        blocking: Literal[False] = False,
+    ) -> RemoteCall[Any]: ...
+    @overload
+    def submit(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        blocking: Literal[True],
+    ) -> Any: ...
+    def submit(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        blocking: bool = False,
+    ) -> Any:
+        """Start a method on the ranks its `register` names.
+
+        Args:
+            timeout: seconds; the absolute deadline is fixed now. None: that of the call this code runs in, if any.
+            blocking: wait, and return the value instead of the call.
+
+        Raises:
+            AttributeError: the worker class has no such public method.
+            ValueError, TypeError: the arguments do not fit the method's dispatch mode.
+            RuntimeClosed, GroupBroken, WorkerDied: the group takes no calls.
+            With `blocking`, also whatever `RemoteCall.result` raises.
+        """
+        spec = self._spec_of(method)
+        return self._start(method, spec, tuple(args), kwargs or {}, deadline_after(timeout), blocking)
+
+    def execute_all(self, method: str, *args: Any, **kwargs: Any) -> RemoteCall[list[Any]]:
+        """The same arguments to every rank, whatever the method was registered with; a call of the list of results."""
+        return self._execute(Dispatch.ONE_TO_ALL, method, args, kwargs)
+
+    def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> RemoteCall[Any]:
+        """Rank 0 only, whatever the method was registered with; a call of its value."""
+        return self._execute(Dispatch.RANK_ZERO, method, args, kwargs)
+
+    execute_all_async = execute_all
+    execute_rank_zero_async = execute_rank_zero
+
+    def execute_all_sync(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """`execute_all`, and wait."""
+        return self.execute_all(method, *args, **kwargs).result()
+
+    def execute_rank_zero_sync(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """`execute_rank_zero`, and wait."""
+        return self.execute_rank_zero(method, *args, **kwargs).result()
+
+    def rank(self, index: int) -> RemoteWorkerGroup:
+        """A view of one rank."""
+        return self.slice(start=index, size=1)
+
+    def slice(self, *, start: int, size: int) -> RemoteWorkerGroup:
+        """A view of contiguous ranks inside one node, or of whole nodes.
+
+        Raises:
+            ValueError: the range does not fit, or is neither.
+        """
+        block = self._block.view(start, start + size)
+        ranks = self._ranks[start : start + size]
+        return RemoteWorkerGroup(self._members, self._center, self._methods, ranks, block, self._role, self)
+
+    def close(self) -> None:
+        """A view owns nothing: this releases nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        spec = self._spec_of(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._start(name, spec, args, kwargs, deadline_after(None), spec.blocking)
+
+        call.__name__ = name
+        return call
+
+    def _spec_of(self, method: str) -> MethodSpec:
+        spec = self._methods.get(method)
+        if spec is None:
+            known = ", ".join(sorted(self._methods)) or "none"
+            raise AttributeError(
+                f"workers of {self.name} have no public method {method!r}; there is: {known}"
+            )
+        return spec
+
+    def _execute(self, mode: Dispatch, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        spec = self._spec_of(method)
+        forced = MethodSpec(dispatch_mode=mode, execute_mode=Execute.ALL, is_async=spec.is_async)
+        return self._start(method, forced, args, kwargs, deadline_after(None), False)
+
+    def _start(
+        self,
+        method: str,
+        spec: MethodSpec,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        deadline: float,
+        blocking: bool,
+    ) -> Any:
+        plan = plan_call(spec, self, args, kwargs, size=len(self._ranks), mesh_places=self._places_in_mesh)
+        ranks = self._ranks
+        sends = plan.sends
+        if ranks[0] or len(ranks) != self._members.world_size:
+            sends = [([ranks[position] for position in some], payload) for some, payload in plan.sends]
+        call = self._center.start(
+            self._members,
+            self._role,
+            method,
+            sends,
+            deadline=deadline,
+            is_async=spec.is_async,
+            collect=plan.collect,
+        )
+        return call.result() if blocking else call
+
+    def _places_in_mesh(self, mesh_name: str) -> MeshPlaces:
+        if mesh_name not in self._mesh_places:
+            by_rank = self._members.processes.meshes(self._role, MESHES_TIMEOUT_S)
+            missing = [rank for rank in self._ranks if mesh_name not in by_rank[rank]]
+            if missing:
+                raise ValueError(f"{self.name}: rank(s) {missing} did not register_mesh({mesh_name!r}, …)")
+            self._mesh_places[mesh_name] = [by_rank[rank][mesh_name] for rank in self._ranks]
+        return self._mesh_places[mesh_name]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} ranks {list(self._ranks)}>"
+
+
+class WorkerGroup(RemoteWorkerGroup):
+    """A group that owns its processes. Made by `Runtime.create_worker_group`."""
+
+    def __init__(
+        self,
+        members: Members,
+        center: CallCenter,
+        methods: Methods,
+        pool: ResourcePool,
+        roles: Mapping[str, Methods],
+        on_close: Callable[[WorkerGroup], None],
+    ) -> None:
+        super().__init__(members, center, methods, range(members.world_size), pool.block)
+        self.pool = pool
+        self._roles = roles
+        self._on_close = on_close
+        self._close_lock = threading.Lock()
+
+    @property
+    def actor_mesh(self) -> Any:
+        """The backend's own handle on the processes: with Monarch, the ActorMesh of containers."""
+        return self._members.processes.native
+
+    def role(self, name: str) -> RemoteWorkerGroup:
+        """The view of one role of a fused group.
+
+        Raises:
+            ValueError: no such role.
+        """
+        if name not in self._roles:
+            raise ValueError(f"{self.name} has no role {name!r}; there is: {', '.join(sorted(self._roles))}")
+        return RemoteWorkerGroup(
+            self._members, self._center, self._roles[name], self._ranks, self._block, name, self
+        )
+
+    def close(self, drain_s: float = 5.0) -> None:
+        """Stop admission, drain what was admitted, release the processes. Closing twice is a no-op.
+
+        Args:
+            drain_s: how long admitted calls may take to end; afterwards the processes are killed.
+        """
+        if not self._members.mark_closed(f"worker group {self.name} has been closed"):
+            with self._close_lock:
+                return
+        with self._close_lock:
+            shut_down(self._members, self._center, drain_s=drain_s, stop_s=5.0)
+        self._on_close(self)
+
+
+def shut_down(members: Members, center: CallCenter, *, drain_s: float, stop_s: float) -> None:
+    """Drain and release a group that takes no more calls; by force what is broken or does not end."""
+    whole = len(members.living()) == members.world_size
+    drained = False
+    if members.broken is None and whole and drain_s > 0:
+        drained = members.processes.drain(members.living(), drain_s)
+    center.fail_all(members, members.closed or f"worker group {members.name} has been closed")
+    if drained:
+        members.processes.stop(stop_s)
+    else:
+        members.processes.kill()
+
+
+def build_workers(
+    members: Members, center: CallCenter, classes: Mapping[str, ClassWithInitArgs], timeout_s: float
+) -> None:
+    """Run `__init__` of every role on every rank; the first failure ends the wait.
+
+    Raises:
+        WorkerInitError: it raised on a rank; the exception is the cause.
+        WorkerDied, DeadlineExceeded: as for any call.
+    """
+    rendezvous = members.processes.processes[0].rendezvous
+    assert rendezvous is not None, "rank 0 listens from its start"
+    payload = encode(
+        InitArguments(
+            classes={role: (spec.cls, spec.args, spec.kwargs) for role, spec in classes.items()},
+            rendezvous=rendezvous,
+        )
+    )
+    deadline = time.monotonic() + timeout_s
+    calls: list[RemoteCall[Any]] = [
+        center.start(members, "", INIT, [((rank,), payload)], deadline=deadline, is_async=False, collect=list)
+        for rank in range(members.world_size)
+    ]
+    try:
+        RemoteCall.gather(calls).result()
+    except (WorkerDied, DeadlineExceeded, RuntimeClosed):
+        raise
+    except Exception as error:
+        rank = next(rank for rank, call in enumerate(calls) if call._error is error)
+        host = members.processes.processes[rank].host
+        failure = WorkerInitError(
+            f"__init__ of {members.name}[{rank}] on {host} raised {type(error).__name__}: {error}"
+        )
+        tail = members.log_tail(rank)
+        if tail:
+            failure.add_note(f"--- its last output ---\n{tail}")
+        raise failure from error
+
+
+def public_methods(cls: type[Worker]) -> Methods:
+    """The methods of a worker class that a group can be asked for: its own public ones."""
+    return {name: spec for name, spec in method_table(cls).items() if name not in method_table(Worker)}

@@ -1,0 +1,51 @@
+"""Resource pools: ordered rectangular grids of process slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from neoproto.runtime.placement import Block, DeviceType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourcePool:
+    """A grid of nodes × processes per node; several groups may share one. It owns nothing.
+
+    Attributes:
+        name: for people.
+        cluster: whose nodes they are.
+        block: which nodes, and which devices of each; on cpu a device is a process slot.
+        device_type: "gpu" or "cpu".
+        beside_controller: one CPU node on the controller's machine, apart from the clusters.
+    """
+
+    name: str
+    cluster: str
+    block: Block
+    device_type: DeviceType
+    beside_controller: bool = False
+
+    @property
+    def nnodes(self) -> int:
+        """Number of nodes."""
+        return self.block.nnodes
+
+    @property
+    def processes_per_node(self) -> int:
+        """Process slots on each node."""
+        return self.block.devices_per_node
+
+    @property
+    def world_size(self) -> int:
+        """Number of process slots."""
+        return self.block.size
+
+    def view(self, *, start: int, size: int) -> ResourcePool:
+        """Slots `start … start+size-1`, as a pool.
+
+        Raises:
+            ValueError: the range does not fit, or is neither inside one node nor whole nodes.
+        """
+        return replace(
+            self, name=f"{self.name}[{start}:{start + size}]", block=self.block.view(start, start + size)
+        )

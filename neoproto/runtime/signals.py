@@ -1,0 +1,66 @@
+"""SIGTERM and SIGHUP end a run the way an exception does."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+_TERMINATING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(SystemExit):
+    """Raised in the main thread by SIGTERM or SIGHUP while a runtime lives; the exit code is 128 + the signal.
+
+    Attributes:
+        signal_name: "SIGTERM" or "SIGHUP".
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signal_name = signal.Signals(signum).name
+
+
+def _raise_terminated(signum: int, _: FrameType | None) -> None:
+    raise Terminated(signum)
+
+
+class SignalHandlers:
+    """Turns terminating signals into `Terminated` where nobody else handles them. Main thread only; else a no-op."""
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Handle the signals that still have their default action."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in _TERMINATING:
+            if signal.getsignal(signum) is signal.SIG_DFL:
+                self._previous[signum] = signal.signal(signum, _raise_terminated)
+
+    def restore(self) -> None:
+        """Put back what was there, unless somebody has changed it since."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum, previous in self._previous.items():
+            if signal.getsignal(signum) is _raise_terminated:
+                signal.signal(signum, previous)
+        self._previous.clear()
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Hold back SIGINT, SIGTERM and SIGHUP within the block, so that nothing cuts a bounded cleanup short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {signum: signal.signal(signum, lambda *_: None) for signum in (signal.SIGINT, *_TERMINATING)}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)

@@ -1,0 +1,114 @@
+"""What crosses between a caller and a container, and how exceptions survive the trip.
+
+Arguments and results are pickled here, by value where a class cannot be imported on the other side (`__main__`,
+notebooks), and travel as bytes: the header around them always unpickles.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from neoproto.errors import RemoteError
+
+INIT = "__init__"
+"""The method name under which a worker is built: the first sync call of every rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallHeader:
+    """Travels before the arguments.
+
+    Attributes:
+        call_id: the call's number, unique across processes.
+        role, method: what to run; role "" is a group's only worker.
+        sequence: the place of a sync call in every rank's order, one number for all ranks or one per rank of
+            `ranks`; None for async methods.
+        ranks: the ranks addressed, if `sequence` has one number per rank.
+        budget_s: seconds left at sending; None without a deadline.
+    """
+
+    call_id: int
+    role: str
+    method: str
+    sequence: int | tuple[int, ...] | None
+    ranks: tuple[int, ...] | None
+    budget_s: float | None
+
+    def place(self, rank: int) -> int | None:
+        """The number of this call in `rank`'s order."""
+        if isinstance(self.sequence, tuple):
+            assert self.ranks is not None
+            return self.sequence[self.ranks.index(rank)]
+        return self.sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """An exception on its way home.
+
+    Attributes:
+        pickled: the exception, if it survives pickling in the process it was raised in.
+        type_name, message, traceback: for when it does not, or cannot be rebuilt by the receiver.
+        broken: the group refuses calls because a sync method overran.
+    """
+
+    pickled: bytes | None
+    type_name: str
+    message: str
+    traceback: str
+    broken: bool = False
+
+
+def encode(value: Any) -> bytes:
+    """Pickle arguments or a result, by value where needed."""
+    return cloudpickle.dumps(value)
+
+
+def decode(payload: bytes) -> Any:
+    """Undo `encode`."""
+    return pickle.loads(payload)
+
+
+def encode_failure(error: BaseException, where: str, *, broken: bool = False) -> Failure:
+    """Prepare an exception for travel; checks here that it can be rebuilt at all.
+
+    Args:
+        where: "actor[0] on host", quoted in the remote traceback.
+    """
+    text = f"--- traceback of {where} ---\n" + "".join(traceback.format_exception(error)).rstrip()
+    pickled: bytes | None
+    try:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way; it travels as text then
+        pickled = None
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    return Failure(pickled=pickled, type_name=name, message=_text_of(error), traceback=text, broken=broken)
+
+
+def decode_failure(failure: Failure) -> BaseException:
+    """Rebuild a worker's exception as itself, or as `RemoteError` where that cannot be.
+
+    The remote traceback is among its notes, so that it prints below the local one.
+    """
+    if failure.pickled is not None:
+        try:
+            error = pickle.loads(failure.pickled)
+        except Exception:  # noqa: BLE001 - the class may not import here; its text is kept
+            error = None
+        if isinstance(error, Exception):
+            error.add_note(failure.traceback)
+            return error
+    return RemoteError(failure.type_name, failure.message, failure.traceback)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may itself be broken
+        return "<no text: its __str__ raised>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -17,6 +18,9 @@ from neoproto.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 Path = tuple[str | int, ...]
+
+MAX_SHOWN = 120
+"""Characters of a wrong value that are quoted."""
 
 _WANTED = {
     "int_type": "wanted an integer",
@@ -91,7 +95,8 @@ def schema_problems(
 
 def dotted(path: Sequence[str | int]) -> str:
     """`("topology", "models", 1, "name")` as `topology.models[1].name`."""
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    plain = (isinstance(key, str) and re.fullmatch(r"[\w-]+", key) for key in path)
+    text = "".join(f".{key}" if name else f"[{key!r}]" for key, name in zip(path, plain, strict=True))
     return text.removeprefix(".") or "configuration"
 
 
@@ -107,7 +112,9 @@ def _sentence(section: type[BaseModel], error: ErrorDetails, prefix: Path) -> st
         return f"{where}: unknown key{nearest(str(path[-1]), _known_keys(section, path[:-1]))}"
     if kind == "missing":
         return f"{where}: a value is needed"
-    got = f"got {error['input']!r} ({type(error['input']).__name__})"
+    shown = repr(error["input"])
+    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+    got = f"got {shown} ({type(error['input']).__name__})"
     reason = refused_value(where) if kind in _OUTSIDE else None
     if reason is not None:
         return f"{where}: {got} is not supported: {reason}"

@@ -27,7 +27,7 @@ class TinyModelConfig(Section):
     """The built-in model: a small Llama with tokenizer and chat template, made on first use and cached."""
 
     hidden_size: Count = 128
-    """Width of the residual stream; over `num_heads`: a head size that vLLM has kernels for (32, 64, 80, ...)."""
+    """Width of the residual stream; `num_heads` heads of a size that vLLM has kernels for (32, 64, ...)."""
     intermediate_size: Count = 384
     """Width of the feed-forward layers."""
     num_layers: Count = 2

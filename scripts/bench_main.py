@@ -1,9 +1,9 @@
-"""The default run as a person starts it: wall time, what it learns, memory, log-prob agreement, repeatability.
+"""The default run as a person starts it: wall time, learning, memory, log-prob agreement, repeatability.
 
     python scripts/bench_main.py [--seeds 3] [--keep DIR]
 
-Each run is `python -m neoproto.run --config-name ppo_monarch` in a fresh process, with an empty model cache for
-the first one. The last line is one JSON object.
+Each run is `python -m neoproto.run --config-name ppo_monarch` in a fresh process, the first one with an empty
+model cache. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ class Run:
 
 def run(folder: Path, cache: Path, *overrides: str) -> Run:
     """Run the command to its end, sampling the memory of its process tree."""
-    command = [sys.executable, "-m", "neoproto.run", "--config-name", "ppo_monarch", f"runtime.run_dir={folder}"]
+    command = [
+        sys.executable,
+        "-m",
+        "neoproto.run",
+        "--config-name",
+        "ppo_monarch",
+        f"runtime.run_dir={folder}",
+    ]
     started, begin, peak = time.time(), time.perf_counter(), 0
     output = folder.with_suffix(".out")
     with output.open("w") as sink:
@@ -71,7 +78,7 @@ def run(folder: Path, cache: Path, *overrides: str) -> Run:
 
 
 def tree_pss(marker: str) -> int:
-    """Bytes of proportional set size of all processes whose environment or command line names the run folder."""
+    """Bytes of proportional set size of all processes whose environment or command line has `marker`."""
     total = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -102,7 +109,9 @@ def learning_figures(runs: list[Run]) -> list[Figure]:
             goal="<= 0.55",
             detail={"seeds": before},
         ),
-        Figure(name="heldout_sampled_after", value=statistics.mean(after), unit="ratio", detail={"seeds": after}),
+        Figure(
+            name="heldout_sampled_after", value=statistics.mean(after), unit="ratio", detail={"seeds": after}
+        ),
         Figure(name="heldout_sampled_gain", value=gain, unit="ratio", goal=">= 0.25"),
         Figure(name="heldout_greedy_gain", value=greedy_gain, unit="ratio", goal=">= 0"),
         Figure(
@@ -177,9 +186,13 @@ def deterministic(name: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--keep", type=Path, help="folder for the run folders (default: a temporary one, removed)")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the run folders (default: a temporary one, removed)"
+    )
     options = parser.parse_args()
     folder = Path(options.keep or tempfile.mkdtemp(prefix="bench_main_")).absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """The command line: composes, checks, runs, and ends with one clear line and an exit code.
 
-    0 the run is complete · 1 it failed while running · 2 the input is wrong · 128 + n ended by signal n
+0 the run is complete · 1 it failed while running · 2 the input is wrong · 128 + n ended by signal n
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ shipped configurations: {", ".join(CONFIG_NAMES)}
 
 examples:
   python -m neoproto.run --config-name ppo_monarch
-  python -m neoproto.run --config-name ppo_monarch trainer.total_training_steps=20 actor_rollout_ref.rollout.n=8
+  python -m neoproto.run --config-name ppo_monarch trainer.total_training_steps=20 data.train_batch_size=32
   python -m neoproto.run --config-name grpo_monarch actor_rollout_ref.model.path=/models/my-model
-  python -m neoproto.run --config-name ppo_monarch data=files data.train_files=train.jsonl data.val_files=val.jsonl
+  python -m neoproto.run --config-name ppo_monarch data=files data.train_files=a.jsonl data.val_files=b.jsonl
   python -m neoproto.run --config-dir my_configs --config-name my_ppo
   python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)
 
-A run writes its configuration, metrics, validation samples, worker logs and the trained model to a run folder,
+A run writes its configuration, metrics, validation samples, worker logs and the trained model to its folder,
 outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another.
 """
 
@@ -43,10 +43,14 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    arguments.add_argument("--config-name", "-cn", default="ppo_monarch", help="configuration to run (%(default)s)")
+    arguments.add_argument(
+        "--config-name", "-cn", default="ppo_monarch", help="configuration to run (%(default)s)"
+    )
     arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
     arguments.add_argument("--cfg", choices=["job"], help="print the composed configuration and stop")
-    arguments.add_argument("overrides", nargs="*", metavar="key=value", help="values to change, as Hydra reads them")
+    arguments.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="values to change, as Hydra reads them"
+    )
     return arguments
 
 
@@ -62,11 +66,13 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return complain("interrupted; everything of the run is closed", 128 + signal.SIGINT)
     except Terminated as error:
-        return complain(f"ended by {error.signal_name}; everything of the run is closed", int(error.code or 1))
+        return complain(
+            f"ended by {error.signal_name}; everything of the run is closed", int(error.code or 1)
+        )
     except NeoProtoError as error:
         log.error("the run failed", exc_info=error)
         return complain(f"error: {first_line(error)}{log_hint()}", 1)
-    except Exception as error:  # noqa: BLE001 - the outermost boundary: the traceback goes to the run's log
+    except Exception as error:  # the outermost boundary: the traceback goes to the run's log
         log.error("the run failed", exc_info=error)
         return complain(f"error: {type(error).__name__}: {first_line(error)}{log_hint()}", 1)
 

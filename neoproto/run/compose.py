@@ -54,8 +54,9 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         if error.missing_cfg_file != config_name:
             raise ConfigError(f"--config-name {config_name}: {one_line(error)}") from error
         where = f" in {config_dir} or" if config_dir else ""
+        shipped = ", ".join(CONFIG_NAMES)
         raise ConfigError(
-            f"--config-name {config_name}: no such config{where} among the shipped ones: {', '.join(CONFIG_NAMES)}"
+            f"--config-name {config_name}: no such config{where} among the shipped ones: {shipped}"
         ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"--config-name {config_name}: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""What a person sees: the placement, one line a step, the final table. Everything else goes to the run folder."""
+"""What a person sees: the placement, one line a step, the final table. The rest goes to the run folder."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from neoproto.errors import ConfigError
 
 
 def make_run_folder(config: RunConfig) -> Path:
-    """Create the run's folder: `runtime.run_dir`, or a new one named by time below `trainer.default_local_dir`.
+    """Create the run's folder: `runtime.run_dir`, or one named by time below `trainer.default_local_dir`.
 
     Raises:
         ConfigError: the folder cannot be made, or already holds a run.

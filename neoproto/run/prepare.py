@@ -1,6 +1,6 @@
 """Everything that can be wrong with a run's input is found here, before a worker process exists.
 
-    configuration ─> stack ─> reward function ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
+configuration ─> stack ─> reward function ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def load_rows(config: RunConfig) -> Rows:
 
 
 def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
-    """The policy's folder: the user's, or the built-in model's, warm-started on the training rows if need be."""
+    """The policy's folder: the user's, or the built-in model's, warm-started on the training rows."""
     path = config.actor_rollout_ref.model.path
     if path is not None:
         return check_model_folder(path)
@@ -144,7 +144,9 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
         max_steps=tiny.max_sft_steps,
         seed=tiny.seed,
     )
-    layout = [{"uid": row.uid, "prompt": row.messages, "reward_model": row.reward_model} for row in rows.train]
+    layout = [
+        {"uid": row.uid, "prompt": row.messages, "reward_model": row.reward_model} for row in rows.train
+    ]
     with stage("preparing the built-in model (made once, then cached)"):
         return ensure_tiny_model(options, layout)
 

@@ -49,7 +49,9 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
             config, prepared.critic_dir, models["critic"].device_type, prepared.total_steps
         )
         found.append(
-            _recipe("critic", models["critic"].name, CriticWorker, critic, torch_env(config.critic.num_threads))
+            _recipe(
+                "critic", models["critic"].name, CriticWorker, critic, torch_env(config.critic.num_threads)
+            )
         )
     if config.uses_reference:
         reference = options.reference_options(config, prepared.model_dir, models["reference"].device_type)
@@ -65,7 +67,9 @@ def torch_env(num_threads: int | None) -> dict[str, str]:
     return env if num_threads is None else env | {"OMP_NUM_THREADS": str(num_threads)}
 
 
-def _recipe(role: str, model: str, cls: type[Worker], worker_options: object, env: dict[str, str]) -> Recipe:
+def _recipe(
+    role: str, model: str | None, cls: type[Worker], worker_options: object, env: dict[str, str]
+) -> Recipe:
     return Recipe(role=role, workers=ClassWithInitArgs(cls, worker_options, env=env), model=model)
 
 

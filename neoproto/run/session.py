@@ -1,6 +1,6 @@
 """One training run, from a checked configuration to a trained model in the run folder.
 
-    prepare ─> runtime (hosts, store) ─> worker groups ─> trainer loop ─> final model ─> everything closed
+prepare ─> runtime (hosts, store) ─> worker groups ─> trainer loop ─> final model ─> everything closed
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import Recipe, recipes
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.placement import Placement
+from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Group, Workers
 from neoproto.trainer.step import StepSettings
 from neoproto.trainer.sync import SyncTrainer, TrainingResult
@@ -69,7 +70,9 @@ def place(config: RunConfig) -> Placement:
 class RunSession:
     """The wiring of one run: knows everybody, does nothing of their work."""
 
-    def __init__(self, prepared: PreparedRun, placement: Placement, folder: Path, console: RunConsole) -> None:
+    def __init__(
+        self, prepared: PreparedRun, placement: Placement, folder: Path, console: RunConsole
+    ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
         self._config = prepared.config
         # Made before anything is started: options that contradict each other are refused here.
@@ -143,6 +146,5 @@ class RunSession:
 
     def _save(self, workers: Workers, folder: Path) -> None:
         """The policy as a Hugging Face folder."""
-        workers.actor.submit(
-            "save_hf", (str(folder),), timeout=self._config.trainer.timeouts.save, blocking=True
-        )
+        timeout = self._config.trainer.timeouts.save
+        asyncio.run(PhaseClock().call("save", workers.actor, "save_hf", str(folder), timeout=timeout))

@@ -43,7 +43,7 @@ class PhaseClock:
                 self._waiting_since = time.perf_counter()
             self._in_flight += 1
             try:
-                return await group.submit(method, args, timeout=timeout, blocking=False)
+                return await group.submit(method, args, timeout=timeout)
             finally:
                 self._in_flight -= 1
                 if self._in_flight == 0:

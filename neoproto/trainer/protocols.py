@@ -21,9 +21,7 @@ class Group(Protocol):
         method: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        *,
         timeout: float | None = None,
-        blocking: bool = False,
     ) -> Awaitable[Any]:
         """Start `method` on the group; the deadline is fixed now, `timeout` seconds ahead."""
         ...

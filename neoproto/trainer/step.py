@@ -124,7 +124,7 @@ async def ppo_step(
 async def annotate(
     workers: Workers, batch: DataProto, settings: StepSettings, clock: PhaseClock
 ) -> DataProto:
-    """Add scores, old log-probs and, where there are such groups, reference log-probs and values, all at once."""
+    """Add scores, old log-probs and, where there are such groups, reference log-probs and values, at once."""
     limits = settings.timeouts
     calls = [
         clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward),
@@ -149,7 +149,10 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
     Raises:
         NonFiniteLoss: an advantage is not finite.
     """
-    names = [*READ_COLUMNS, *(name for name in ("values", "bootstrap_values", "ref_log_prob") if name in batch)]
+    names = [
+        *READ_COLUMNS,
+        *(name for name in ("values", "bootstrap_values", "ref_log_prob") if name in batch),
+    ]
     columns: dict[str, Any] = batch.materialize(names)
     truncated_b: Tensor = columns["truncated"]
     masked = settings.truncated == "mask" and bool(truncated_b.any())
@@ -175,9 +178,7 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
     return batch.union(DataProto.from_dict(tensors=added)), batch_metrics(columns) | figures
 
 
-def token_level_rewards(
-    columns: dict[str, Any], settings: StepSettings
-) -> tuple[Tensor, dict[str, float]]:
+def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tuple[Tensor, dict[str, float]]:
     """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was."""
     scores_bt: Tensor = columns["token_level_scores"] * columns["response_mask"]
     if settings.kl is None:
@@ -193,7 +194,10 @@ def token_level_rewards(
     )
     mean_kl = penalised.mean_kl.item()
     settings.kl.update(mean_kl, n_steps=len(scores_bt))
-    return penalised.rewards_bt, {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": coefficient}
+    return penalised.rewards_bt, {
+        "actor/reward_kl_penalty": mean_kl,
+        "actor/reward_kl_penalty_coeff": coefficient,
+    }
 
 
 async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """The synchronous trainer: every step generates on the weights of the step before.
 
-    for each step:  generate ─> annotate ─> estimate ─> update ─> publish version n ─> every replica loads it
+for each step:  generate ─> annotate ─> estimate ─> update ─> publish version n ─> every replica loads it
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrainingResult:
     Attributes:
         seconds: `timing_s/*` summed over all steps (phases may overlap).
         training_seconds: wall time of the loop, validation included.
-        first_validation, last_validation: `val-core/*` before training (empty if there was none) and at the end.
+        first_validation, last_validation: `val-core/*` before training (empty without) and at the end.
     """
 
     steps: int

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,9 @@ async def validate(
             meta = {"validate": True, "greedy": one.greedy, "n": one.samples, "step": step, "keep_text": True}
             prompts = batch.select()
             prompts.meta_info |= meta
-            answers = await clock.call("testing", workers.rollout, "generate_sequences", prompts, timeout=timeout)
+            answers = await clock.call(
+                "testing", workers.rollout, "generate_sequences", prompts, timeout=timeout
+            )
             scores = await clock.call("testing", workers.reward, "compute_score", answers, timeout=timeout)
             samples += collect_samples(answers.union(scores), step, one.label)
             scores.release()
@@ -86,7 +89,7 @@ async def validate(
 def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationSample]:
     """Read the columns of scored answers into rows for people."""
     names = ["uid", "data_source", "raw_prompt", "reward_model", "response_text", "acc", "token_level_scores"]
-    columns = batch.materialize(names)
+    columns: dict[str, Any] = dict(batch.materialize(names))
     totals = np.asarray(columns["token_level_scores"]).sum(1)
     return [
         ValidationSample(
@@ -119,5 +122,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[ValidationSample]) 
     fields = ValidationSample.__dataclass_fields__
     with path.open("w", encoding="utf-8") as file:
         for sample in samples:
-            file.write(json.dumps({name: getattr(sample, name) for name in fields}, ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps({name: getattr(sample, name) for name in fields}, ensure_ascii=False) + "\n"
+            )
     return path

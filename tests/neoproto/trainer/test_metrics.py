@@ -41,7 +41,9 @@ def test_scores_are_per_sample_and_advantages_per_token_under_the_mask() -> None
 
 
 def test_logprob_difference_ignores_padding() -> None:
-    figures = logprob_difference(torch.tensor([[-1.0, 5.0]]), torch.tensor([[-1.5, -5.0]]), torch.tensor([[1, 0]]).bool())
+    figures = logprob_difference(
+        torch.tensor([[-1.0, 5.0]]), torch.tensor([[-1.5, -5.0]]), torch.tensor([[1, 0]]).bool()
+    )
     assert figures["training/rollout_log_probs_diff_max"] == pytest.approx(0.5)
     assert figures["training/rollout_probs_diff_mean"] == pytest.approx(math.exp(-1.0) - math.exp(-1.5))
 

@@ -17,9 +17,7 @@ class SlowGroup:
         method: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        *,
         timeout: float | None = None,
-        blocking: bool = False,
     ) -> Any:
         await asyncio.sleep(args[0])
         if method == "fail":

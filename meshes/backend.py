@@ -69,7 +69,8 @@ class MonarchBackend:
 
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> MonarchGroup:
         """Start the processes of a group, one container in each."""
-        assert self._hosts is not None and self._deaths is not None
+        assert self._hosts is not None
+        assert self._deaths is not None
         block = request.pool.block
         if request.pool.beside_controller:
             hosts = self._hosts.beside_controller()
@@ -276,7 +277,7 @@ def is_local(info: ProcessInfo, run_id: str) -> bool:
 
 
 class FaultHook:
-    """Takes faults of this run's meshes away from Monarch's hook, which would end the program; chains the rest."""
+    """Keeps faults of this run's meshes from Monarch's hook, which would end the program; passes on the rest."""
 
     def __init__(self, handle: Callable[[str, str], bool]) -> None:
         import monarch.actor
@@ -298,7 +299,7 @@ class FaultHook:
 
 
 class ReplyPump:
-    """Receives replies on Monarch's own thread and hands them to whoever runs now. One a process, for its lifetime."""
+    """Receives replies on Monarch's thread and hands them to the runtime that is open. One a process, for good."""
 
     def __init__(self) -> None:
         from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from monarch.actor import Actor, concurrent_endpoint, context
 
@@ -14,6 +15,16 @@ from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus, WorkerExecutor
 from neoproto.runtime.wire import CallHeader, Failure
 from neoproto.runtime.worker import Rendezvous, WorkerIdentity
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _endpoint(method: F) -> F:
+    return cast(F, concurrent_endpoint(method))
+
+
+def _port_endpoint(method: F) -> F:
+    return cast(F, concurrent_endpoint(method, explicit_response_port=True, instrument=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +64,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
         self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
 
-    @concurrent_endpoint(explicit_response_port=True, instrument=False)
+    @_port_endpoint
     async def invoke(self, port: Any, header: CallHeader, payload: bytes) -> None:
         """Take a call; its outcome goes to `port` as (call id, rank, outcome)."""
         port.return_undeliverable = False  # a caller that is gone needs no answer
@@ -65,39 +76,39 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         if running is not None:
             await running
 
-    @concurrent_endpoint
+    @_endpoint
     async def hello(self) -> ProcessInfo:
         """Who and where this process is."""
         return ProcessInfo(
             rank=self._rank, pid=os.getpid(), host=self._host, rendezvous=self._rendezvous.address
         )
 
-    @concurrent_endpoint
+    @_endpoint
     async def call_status(self, call_id: int) -> CallStatus:
         """What this process does with a call."""
         return self._executor.status(call_id)
 
-    @concurrent_endpoint
+    @_endpoint
     async def mesh_places(self, role: str) -> dict[str, tuple[int, bool]]:
         """What the worker told `Worker.register_mesh`."""
         return self._executor.meshes(role)
 
-    @concurrent_endpoint
+    @_endpoint
     async def cancel_call(self, call_id: int) -> None:
         """Cancel an async method."""
         self._executor.cancel(call_id)
 
-    @concurrent_endpoint
+    @_endpoint
     async def break_off(self, reason: str) -> None:
         """Refuse everything from now on."""
         self._executor.break_group(reason)
 
-    @concurrent_endpoint
+    @_endpoint
     async def drain(self, timeout_s: float) -> bool:
         """Stop admission and wait for what was admitted."""
         return await self._executor.drain(timeout_s)
 
-    @concurrent_endpoint
+    @_endpoint
     async def attach_store(self, spec: Any, host_id: str) -> None:
         """Give the process a client of the run's store."""
         from neoproto.store import set_process_store

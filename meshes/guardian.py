@@ -2,8 +2,8 @@
 
     controller ──pipe: "dir PATH" … "bye"──> guardian            end of file without "bye" ──> sweep
 
-Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It is
-the first process of a run. The controller uses the same `sweep` when it closes.
+Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It
+is the first process of a run. The controller uses the same `sweep` when it closes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The few places where Monarch is touched with care: its environment, its terminal output, its contexts, its futures.
+"""The few places where Monarch is touched with care: environment, terminal output, contexts, futures.
 
 Import this before anything of Monarch's: the environment below is read once, when Monarch is first imported.
 """
@@ -141,7 +141,7 @@ class MonarchLogs:
 
 
 def short_tmp() -> str:
-    """A folder for sockets: the usual one, unless a socket's path (108 bytes at most) would not fit below it."""
+    """A folder for sockets: the usual one, unless the path of a socket (≤ 108 bytes) would not fit below it."""
     usual = tempfile.gettempdir()
     return usual if len(usual) <= 40 else "/tmp"
 

@@ -18,8 +18,8 @@ T = TypeVar("T")
 class RemoteCall(Generic[T]):
     """Work that ends with a value or an exception, on any thread, exactly once.
 
-    `await call` equals `call.result()`. Both may be used any number of times, from any thread and any event loop.
-    The deadline was fixed when the call was submitted; waiting late does not restart it.
+    `await call` equals `call.result()`. Both may be used any number of times, from any thread and any event
+    loop. The deadline was fixed when the call was submitted; waiting late does not restart it.
     """
 
     def __init__(self, convert: Callable[[Any], T] | None = None) -> None:
@@ -81,7 +81,7 @@ class RemoteCall(Generic[T]):
         return self._value()
 
     def cancel(self) -> bool:
-        """Give the call up: it ends with `CallCancelled`, and a running async method is cancelled on its worker.
+        """Give the call up: it ends with `CallCancelled`; a running async method is cancelled on its worker.
 
         A sync method that already runs is left to end; its result is dropped.
 
@@ -142,7 +142,7 @@ class RemoteCall(Generic[T]):
         return value
 
     def _add_callback(self, callback: Callable[[RemoteCall[T]], None]) -> None:
-        """Run `callback` once the call ends, on the thread that ends it; at once if it has. Must not block."""
+        """Run `callback` once the call ends, on the thread that ends it, or now. It must not block."""
         with self._lock:
             if not self._settled:
                 self._callbacks.append(callback)
@@ -176,7 +176,8 @@ class _Gather(RemoteCall[list[Any]]):
             self._settle(self._calls)
 
     def cancel(self) -> bool:
-        return any([call.cancel() for call in self._calls])
+        cancelled = [call.cancel() for call in self._calls]  # all of them, not only up to the first
+        return any(cancelled)
 
 
 class _Wait(RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]):
@@ -206,7 +207,8 @@ class _Wait(RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]):
 def _split_by_done(
     calls: Sequence[RemoteCall[Any]],
 ) -> tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]:
-    completed, pending = [], []
+    completed: list[RemoteCall[Any]] = []
+    pending: list[RemoteCall[Any]] = []
     for call in calls:
         (completed if call.done() else pending).append(call)
     return completed, pending

@@ -4,8 +4,8 @@
                   ▲                                on_death ─┼─settle──> RemoteCall
                   └── registered before it is sent  expire ──┘
 
-A call is registered before the group is asked whether the rank is alive, and a death is noted before the pending
-calls are looked through: whichever comes first, the call settles.
+A call is registered before the group is asked whether the rank is alive, and a death is noted before the
+pending calls are looked through: whichever comes first, the call settles.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class CallCenter:
             self._watch.prune(lambda expiry: isinstance(expiry, _Expiry) and expiry.call_id in self._pending)
 
     def expire(self, call_id: int) -> None:
-        """A deadline has passed. What the silent ranks do is asked on a thread of its own: others may be due."""
+        """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
         call = self._pending.get(call_id)
         if call is not None:
             threading.Thread(

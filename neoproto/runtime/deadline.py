@@ -15,7 +15,7 @@ _running_deadline: ContextVar[float] = ContextVar("neoproto_running_deadline", d
 
 
 def remaining() -> float:
-    """Seconds left of the call that runs this code (negative once over); `inf` outside a call or without a deadline."""
+    """Seconds left of the call that runs this code (negative once over); `inf` if it has no deadline."""
     return _running_deadline.get() - time.monotonic()
 
 
@@ -34,7 +34,7 @@ def deadline_after(timeout: float | None) -> float:
 
 
 def enter_deadline(budget_s: float | None) -> float:
-    """Anchor a budget that travelled to this clock and make it the running deadline of the current context."""
+    """Anchor a budget that travelled to this clock, and make it the running deadline of this context."""
     deadline = math.inf if budget_s is None else time.monotonic() + budget_s
     _running_deadline.set(deadline)
     return deadline

@@ -1,6 +1,6 @@
 """From a method's `MethodSpec` and a call's arguments to one payload per rank, and from results to a value.
 
-Evaluated in the caller, once, for every backend. Nothing of the caller's is changed: padding makes new batches.
+Evaluated in the caller, once, for every backend. The caller's batches stay as they are: padding makes new ones.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _shares_of_lists(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, size: 
 def _split_batches(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], chunks: int, *, pad: bool
 ) -> tuple[list[Share], RankSplit]:
-    """Split every batch among the arguments; everything else goes to all. Also how results are put together."""
+    """Split every batch among the arguments, give the rest to all; also how results are put together."""
     from neoproto.data.dispatch import split_for_ranks
     from neoproto.data.proto import (
         DataProto,

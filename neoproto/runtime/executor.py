@@ -52,7 +52,7 @@ class _SyncCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallStatus:
-    """What a silent rank is doing with a call: `state` is "queued", "running" or "unknown"; `stack` says where."""
+    """What a silent rank does with a call: `state` "queued", "running" or "unknown", and where it is."""
 
     state: str
     stack: str
@@ -86,7 +86,7 @@ class WorkerExecutor:
         self._thread.start()
 
     def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> Awaitable[None] | None:
-        """Take a call. A sync call has its place before this returns; an async one runs when the result is awaited."""
+        """Take a call. A sync one has its place before this returns; an async one runs when awaited."""
         place = header.place(self.identity.rank)
         if place is None:
             refusal = self._refusal()
@@ -176,7 +176,8 @@ class WorkerExecutor:
         enter_deadline(budget)
         try:
             if call.header.method == INIT:
-                return encode(self._build(decode(call.payload)))
+                self._build(decode(call.payload))
+                return encode(None)
             args, kwargs = decode(call.payload)
             result = self._method(call.header)(*args, **kwargs)
             return encode(result)

@@ -28,8 +28,8 @@ MESHES_TIMEOUT_S = 30.0
 class RemoteWorkerGroup:
     """Some or all ranks of a group, to call; owns nothing.
 
-    Methods of the worker class can be called by name: `group.compute(batch)` dispatches, waits if the method was
-    registered with `blocking=True`, and returns what `collect` makes of the results. `submit` takes a deadline.
+    Methods of the worker class can be called by name: `group.compute(batch)` dispatches, waits if the method
+    was registered with `blocking=True`, and returns the collected results. `submit` takes a deadline.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class RemoteWorkerGroup:
         """Start a method on the ranks its `register` names.
 
         Args:
-            timeout: seconds; the absolute deadline is fixed now. None: that of the call this code runs in, if any.
+            timeout: seconds; the absolute deadline is fixed now. None: that of the running call, if any.
             blocking: wait, and return the value instead of the call.
 
         Raises:
@@ -102,11 +102,11 @@ class RemoteWorkerGroup:
         return self._start(method, spec, tuple(args), kwargs or {}, deadline_after(timeout), blocking)
 
     def execute_all(self, method: str, *args: Any, **kwargs: Any) -> RemoteCall[list[Any]]:
-        """The same arguments to every rank, whatever the method was registered with; a call of the list of results."""
+        """The same arguments to every rank, whatever the method is registered as; a call of the list of results."""
         return self._execute(Dispatch.ONE_TO_ALL, method, args, kwargs)
 
     def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> RemoteCall[Any]:
-        """Rank 0 only, whatever the method was registered with; a call of its value."""
+        """Rank 0 only, whatever the method is registered as; a call of its value."""
         return self._execute(Dispatch.RANK_ZERO, method, args, kwargs)
 
     execute_all_async = execute_all
@@ -157,10 +157,13 @@ class RemoteWorkerGroup:
             )
         return spec
 
-    def _execute(self, mode: Dispatch, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _execute(
+        self, mode: Dispatch, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> RemoteCall[Any]:
         spec = self._spec_of(method)
         forced = MethodSpec(dispatch_mode=mode, execute_mode=Execute.ALL, is_async=spec.is_async)
-        return self._start(method, forced, args, kwargs, deadline_after(None), False)
+        call: RemoteCall[Any] = self._start(method, forced, args, kwargs, deadline_after(None), False)
+        return call
 
     def _start(
         self,

@@ -58,8 +58,8 @@ class CustomDispatch:
     """A user's own pair.
 
     Attributes:
-        dispatch_fn: `(group, *args, **kwargs) -> (per-rank positional arguments, per-rank keyword arguments)`,
-            each argument a list with one entry per rank.
+        dispatch_fn: `(group, *args, **kwargs) -> (positional arguments, keyword arguments)`, each argument a list
+            with one entry per rank.
         collect_fn: `(group, results by rank) -> result`.
     """
 

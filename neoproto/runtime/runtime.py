@@ -41,8 +41,8 @@ RELEASE_S = 3.0
 class Runtime:
     """The root of a run: hosts, worker groups, one object store. One live root a process.
 
-    Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes the same
-    way, with less patience for calls under way.
+    Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes the
+    same way, with less patience for calls under way.
     """
 
     def __init__(self, settings: RuntimeSettings, placement: Placement | None) -> None:
@@ -145,7 +145,7 @@ class Runtime:
                 controller, the place for a task runner.
 
         Raises:
-            ValueError: sizes below 1; more nodes than the cluster has; "controller" with several nodes or GPUs.
+            ValueError: sizes below 1, more nodes than the cluster has, or "controller" with several nodes.
         """
         self._check_open()
         if nnodes < 1 or processes_per_node < 1:
@@ -273,7 +273,7 @@ class Runtime:
         console.print(self.placement_table())
 
     def close(self) -> None:
-        """Close everything: admission, groups, store client, store, hosts. Bounded; closing twice is a no-op."""
+        """Close everything: admission, groups, store client, store, hosts. Bounded; twice is a no-op."""
         self._close(failed=False)
 
     def __enter__(self) -> Runtime:

@@ -13,7 +13,7 @@ _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(SystemExit):
-    """Raised in the main thread by SIGTERM or SIGHUP while a runtime lives; the exit code is 128 + the signal.
+    """Raised in the main thread by SIGTERM or SIGHUP while a runtime lives; exit code 128 + the signal.
 
     Attributes:
         signal_name: "SIGTERM" or "SIGHUP".
@@ -29,7 +29,7 @@ def _raise_terminated(signum: int, _: FrameType | None) -> None:
 
 
 class SignalHandlers:
-    """Turns terminating signals into `Terminated` where nobody else handles them. Main thread only; else a no-op."""
+    """Turns terminating signals into `Terminated` where nobody else handles them; on the main thread only."""
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}

@@ -1,7 +1,7 @@
 """What crosses between a caller and a container, and how exceptions survive the trip.
 
-Arguments and results are pickled here, by value where a class cannot be imported on the other side (`__main__`,
-notebooks), and travel as bytes: the header around them always unpickles.
+Arguments and results are pickled here, by value where a class cannot be imported on the other side
+(`__main__`, notebooks), and travel as bytes: the header around them always unpickles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 
 from neoproto.errors import RemoteError
 
@@ -66,7 +66,8 @@ class Failure:
 
 def encode(value: Any) -> bytes:
     """Pickle arguments or a result, by value where needed."""
-    return cloudpickle.dumps(value)
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
 
 
 def decode(payload: bytes) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from neoproto.runtime import deadline
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +38,8 @@ class WorkerIdentity:
 class Worker:
     """Base class of workers. The runtime sets the attributes below before `__init__` runs.
 
-    Sync methods run one after another on one thread, in one order on all ranks; `async def` methods overlap on
-    the process's event loop.
+    Sync methods run one after another on one thread, in one order on all ranks; `async def` methods overlap
+    on the process's event loop.
 
     Attributes:
         rank, world_size, local_rank, node_rank: its place in the group.
@@ -53,13 +53,13 @@ class Worker:
     node_rank: int
     group_name: str
     log_path: str
-    _process_store_factory: Callable[[], dist.Store]
+    _process_store_factory: Callable[[], Store]
 
     def remaining(self) -> float:
         """Seconds left of the call that runs now; `inf` if it has no deadline."""
         return deadline.remaining()
 
-    def process_store(self) -> dist.Store:
+    def process_store(self) -> Store:
         """The group's rendezvous store, for `torch.distributed.init_process_group(store=…)`.
 
         Rank 0's process listens since it was spawned, so there is no port to agree on and none to race for.
@@ -111,7 +111,7 @@ class Rendezvous:
         public: the group spans machines, so the socket must be reachable from outside.
         """
         self._listener: socket.socket | None = None
-        self._store: dist.Store | None = None
+        self._store: Store | None = None
         if is_server:
             self._listener = socket.create_server(("" if public else "127.0.0.1", 0), backlog=1024)
             self._host = socket.gethostname() if public else "127.0.0.1"
@@ -123,13 +123,13 @@ class Rendezvous:
             return None
         return self._host, int(self._listener.getsockname()[1])
 
-    def store(self, address: tuple[str, int]) -> dist.Store:
+    def store(self, address: tuple[str, int]) -> Store:
         """The store at `address`, served by this process if it is rank 0."""
         if self._store is None:
-            import torch.distributed as dist  # a worker that never asks needs no torch
+            from torch.distributed import TCPStore  # type: ignore[attr-defined] # late: not every worker has torch
 
             fd = None if self._listener is None else self._listener.detach()
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 address[0],
                 address[1],
                 is_master=fd is not None,

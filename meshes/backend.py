@@ -277,7 +277,7 @@ def is_local(info: ProcessInfo, run_id: str) -> bool:
 
 
 class FaultHook:
-    """Keeps faults of this run's meshes from Monarch's hook, which would end the program; passes on the rest."""
+    """Keeps faults of this run's meshes from Monarch's hook, which would end the program; passes on others."""
 
     def __init__(self, handle: Callable[[str, str], bool]) -> None:
         import monarch.actor
@@ -299,7 +299,7 @@ class FaultHook:
 
 
 class ReplyPump:
-    """Receives replies on Monarch's thread and hands them to the runtime that is open. One a process, for good."""
+    """Receives replies on Monarch's thread, hands them to the runtime that is open. One a process, for good."""
 
     def __init__(self) -> None:
         from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask

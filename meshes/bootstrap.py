@@ -1,4 +1,4 @@
-"""Entry point of every worker process: all output goes to its log from the first line on, then Monarch runs."""
+"""Entry point of every worker process: output goes to its log from the first line on, then Monarch runs."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class PrivateHosts:
 
 @contextlib.contextmanager
 def _temporary_folder(path: str) -> Iterator[None]:
-    """Make `tempfile` use a folder within the block; the job makes one for its sockets and has no option for it."""
+    """Make `tempfile` use a folder within the block: a job has no option for where its sockets go."""
     before = tempfile.tempdir
     tempfile.tempdir = path
     try:

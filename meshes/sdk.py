@@ -141,7 +141,7 @@ class MonarchLogs:
 
 
 def short_tmp() -> str:
-    """A folder for sockets: the usual one, unless the path of a socket (≤ 108 bytes) would not fit below it."""
+    """A folder for sockets: the usual one, unless a socket's path (≤ 108 bytes) would not fit below it."""
     usual = tempfile.gettempdir()
     return usual if len(usual) <= 40 else "/tmp"
 

@@ -1,6 +1,6 @@
 """From a method's `MethodSpec` and a call's arguments to one payload per rank, and from results to a value.
 
-Evaluated in the caller, once, for every backend. The caller's batches stay as they are: padding makes new ones.
+Evaluated in the caller, once, for every backend. The caller's batches are left alone: padding makes new ones.
 """
 
 from __future__ import annotations

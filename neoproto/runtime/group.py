@@ -102,7 +102,7 @@ class RemoteWorkerGroup:
         return self._start(method, spec, tuple(args), kwargs or {}, deadline_after(timeout), blocking)
 
     def execute_all(self, method: str, *args: Any, **kwargs: Any) -> RemoteCall[list[Any]]:
-        """The same arguments to every rank, whatever the method is registered as; a call of the list of results."""
+        """The same arguments to every rank, whatever the method is registered as; a call of the results."""
         return self._execute(Dispatch.ONE_TO_ALL, method, args, kwargs)
 
     def execute_rank_zero(self, method: str, *args: Any, **kwargs: Any) -> RemoteCall[Any]:

@@ -1,4 +1,4 @@
-"""The members of a group, as this process knows them: who lives, whose turn it is, whether calls are taken."""
+"""The members of a group, as this process knows them: who lives, whose turn it is, are calls taken."""
 
 from __future__ import annotations
 

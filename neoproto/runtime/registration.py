@@ -58,8 +58,7 @@ class CustomDispatch:
     """A user's own pair.
 
     Attributes:
-        dispatch_fn: `(group, *args, **kwargs) -> (positional arguments, keyword arguments)`, each argument a list
-            with one entry per rank.
+        dispatch_fn: `(group, *args, **kwargs) -> (args, kwargs)`, each value a list with one entry per rank.
         collect_fn: `(group, results by rank) -> result`.
     """
 

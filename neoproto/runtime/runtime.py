@@ -41,8 +41,8 @@ RELEASE_S = 3.0
 class Runtime:
     """The root of a run: hosts, worker groups, one object store. One live root a process.
 
-    Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes the
-    same way, with less patience for calls under way.
+    Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes it
+    the same way, with less patience for calls under way.
     """
 
     def __init__(self, settings: RuntimeSettings, placement: Placement | None) -> None:

@@ -75,7 +75,7 @@ def compile_topology(
     problems += _too_many_gpus(draft.clusters, clusters, local_gpus)
     pools = _place_pools(draft, clusters)
     models = _place_models(draft, pools)
-    if roles_needed is not None and not draft.models.unreadable:
+    if roles_needed is not None and not (draft.models.unreadable or draft.models.opaque):
         workers = [model.worker for _, model in draft.models.readable]
         problems += role_problems(workers, needed=roles_needed, allowed=roles_allowed)
     if problems:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from neoproto.store import KeyOrRef, ObjectStore
 from neoproto.weights.manifest import Entry, Manifest, TensorLayout, dtype_name
+from neoproto.weights.sharding import is_sharded, whole_tensor
 from neoproto.weights.version import WeightVersion
 
 ALIGNMENT = 64
@@ -162,8 +162,7 @@ class Publisher:
     ) -> Iterator[tuple[Entry, Tensor]]:
         """The sources as plain tensors, in the plan's order on every rank: gathering is collective."""
         for entry in plan.sources:
-            tensor = named_tensors[entry.name]
-            yield entry, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            yield entry, whole_tensor(named_tensors[entry.name])
 
 
 def tensor_view(bucket: Tensor, entry: Entry) -> Tensor:
@@ -176,6 +175,6 @@ def tensor_view(bucket: Tensor, entry: Entry) -> Tensor:
 
 def _identity(tensor: Tensor) -> object:
     """Equal for tensors that are the same memory in the same form."""
-    if isinstance(tensor, DTensor) or tensor.numel() == 0:
+    if is_sharded(tensor) or tensor.numel() == 0:
         return id(tensor)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

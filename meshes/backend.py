@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshes import sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
 from meshes.jobs import PrivateHosts
+from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, ProcessInfo
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader
+
+if TYPE_CHECKING:
+    from neoproto.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ class MonarchBackend:
         self._deaths: DeathWatch | None = None
         self._hook: FaultHook | None = None
         self._groups: dict[str, MonarchGroup] = {}
+        self._store: GlobalStore | None = None
         self._tmp_dir = ""
 
     def start(self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath) -> None:
@@ -60,12 +64,24 @@ class MonarchBackend:
         assert self._hosts is not None
         self._hosts.add_cluster(name, nnodes)
 
-    def start_store(self) -> Any:
-        """Start the global store."""
-        return None
+    def start_store(self) -> ObjectStore:
+        """Start the global store, volumes on the first cluster's hosts."""
+        assert self._hosts is not None
+        options = self._options
+        self._store = GlobalStore(
+            log_dir=options.run_dir / "logs" / "store",
+            name=f"{options.options['store_name_prefix']}_{options.run_id}",
+            strategy=options.options["store_strategy"],
+            timeout_s=options.options["store_timeout_s"],
+        )
+        first = next(iter(options.clusters))
+        hosts = self._hosts.hosts(first, 0, options.clusters[first])
+        return self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
 
     def close_store(self, timeout_s: float) -> None:
         """Close the global store."""
+        if self._store is not None:
+            self._store.close(timeout_s)
 
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> MonarchGroup:
         """Start the processes of a group, one container in each."""
@@ -76,7 +92,13 @@ class MonarchBackend:
             hosts = self._hosts.beside_controller()
         else:
             hosts = self._hosts.hosts(request.pool.cluster, block.first_node, block.nnodes)
-        group = MonarchGroup(request, hosts, self._options.run_id, self._deaths)
+        first_cluster = next(iter(self._options.clusters))
+        cluster = first_cluster if request.pool.beside_controller else request.pool.cluster
+        store = StoreAccess(
+            spec=None if self._store is None else self._store.spec,
+            host_ids=tuple(host_id(cluster, node, first_cluster) for node in block.nodes),
+        )
+        group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths)
         self._groups[request.key] = group
         group.start(timeout_s)
         return group
@@ -120,11 +142,13 @@ class MonarchBackend:
 class MonarchGroup:
     """A group's processes: a ProcMesh of its own, an ActorMesh of containers on it."""
 
-    def __init__(self, request: GroupRequest, hosts: Any, run_id: str, deaths: DeathWatch) -> None:
+    def __init__(
+        self, request: GroupRequest, hosts: Any, store: StoreAccess, run_id: str, deaths: DeathWatch
+    ) -> None:
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
         self.released = False
-        self._hosts, self._run_id, self._deaths = hosts, run_id, deaths
+        self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
@@ -135,7 +159,7 @@ class MonarchGroup:
         sdk.run_blocking(lambda: self._start(timeout_s))
 
     def _start(self, timeout_s: float) -> None:
-        from meshes.container import Container, ContainerSpec
+        from meshes.container import Container, ContainerSpec  # Monarch's environment is set by now
 
         request, block = self.request, self.request.pool.block
         self._procs = self._hosts.spawn_procs(
@@ -150,7 +174,7 @@ class MonarchGroup:
             log_dir=str(request.log_dir),
             run_id=self._run_id,
         )
-        self._mesh = self._procs.spawn(self.mesh_name, Container, spec)
+        self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
         self._infos = [info for _, info in self._mesh.hello.call().get(timeout=timeout_s).items()]
         everyone = tuple(range(block.size))
         self._endpoints[everyone] = self._mesh.invoke
@@ -159,18 +183,12 @@ class MonarchGroup:
 
     def _command(self, point: Any) -> Any:
         """How to start the process at a point of (hosts × procs)."""
-        from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
-
         block = self.request.pool.block
-        rank, local_rank = point.rank, point.rank % block.devices_per_node
-        env: dict[str, str | None] = {
-            "TMPDIR": os.environ.get("TMPDIR"),
-            "NEOPROTO_LOG_FILE": str(self.request.log_dir / f"rank{rank}.log"),
-            "PYTHONUNBUFFERED": "1",
-        }
+        env: dict[str, str | None] = {}
         if self.request.pool.device_type == "gpu":
-            env["CUDA_VISIBLE_DEVICES"] = str(block.first_device + local_rank)
-        return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**env, **self.request.env})
+            env["CUDA_VISIBLE_DEVICES"] = str(block.first_device + point.rank % block.devices_per_node)
+        log_path = self.request.log_dir / f"rank{point.rank}.log"
+        return worker_command(log_path, {**env, **self.request.env})
 
     def _slice(self, rank: int) -> Any:
         host, proc = divmod(rank, self.request.pool.block.devices_per_node)
@@ -277,7 +295,7 @@ def is_local(info: ProcessInfo, run_id: str) -> bool:
 
 
 class FaultHook:
-    """Keeps faults of this run's meshes from Monarch's hook, which would end the program; passes on others."""
+    """Keeps faults of this run's meshes from Monarch's hook, which ends the program; passes on others."""
 
     def __init__(self, handle: Callable[[str, str], bool]) -> None:
         import monarch.actor
@@ -299,7 +317,7 @@ class FaultHook:
 
 
 class ReplyPump:
-    """Receives replies on Monarch's thread, hands them to the runtime that is open. One a process, for good."""
+    """Receives replies on Monarch's thread for the runtime that is open. One a process, for good."""
 
     def __init__(self) -> None:
         from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from monarch.actor import Actor, concurrent_endpoint, context
 
 from meshes import sdk
+from meshes.stores import StoreAccess
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus, WorkerExecutor
 from neoproto.runtime.wire import CallHeader, Failure
@@ -47,7 +48,7 @@ class ContainerSpec:
 class Container(Actor):  # type: ignore[misc] # Monarch is not typed
     """Hosts one process's worker(s). Names of endpoints keep clear of those of `ActorMesh`."""
 
-    def __init__(self, spec: ContainerSpec) -> None:
+    def __init__(self, spec: ContainerSpec, store: StoreAccess) -> None:
         rank = context().actor_instance.rank.rank
         sdk.pin_context()
         identity = WorkerIdentity(
@@ -62,6 +63,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._rank = rank
         self._host = socket.gethostname()
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
+        store.attach(identity.node_rank, identity.local_rank)
         self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
 
     @_port_endpoint
@@ -107,15 +109,6 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
     async def drain(self, timeout_s: float) -> bool:
         """Stop admission and wait for what was admitted."""
         return await self._executor.drain(timeout_s)
-
-    @_endpoint
-    async def attach_store(self, spec: Any, host_id: str) -> None:
-        """Give the process a client of the run's store."""
-        from neoproto.store import set_process_store
-        from neoproto.store.engine import StoreClient
-
-        local_rank = self._executor.identity.local_rank
-        set_process_store(StoreClient.attach(spec, host_id=host_id, local_rank=local_rank))
 
     async def __cleanup__(self, exc: Exception | None) -> None:
         self._executor.close()

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 # A dead process is then noticed within 2 s instead of 10.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
@@ -118,8 +120,18 @@ def quiet_terminal(log_path: Path) -> Iterator[None]:
         os.close(target)
 
 
-class MonarchLogs:
-    """Sends what Monarch's Python loggers say to a file instead of the terminal, until closed."""
+def stop_procs(procs: Any, timeout_s: float) -> bool:
+    """Stop the processes of a ProcMesh; False if they did not stop in time. Call it in `run_blocking`."""
+    try:
+        procs.stop().get(timeout=timeout_s)
+    except Exception:
+        logger.info("processes did not stop when asked", exc_info=True)
+        return False
+    return True
+
+
+class LogFile:
+    """Sends what Monarch's Python loggers and ours say to a file instead of the terminal, until closed."""
 
     def __init__(self, path: Path) -> None:
         import monarch.job  # noqa: F401 - its logger gets a terminal handler of its own when it is imported
@@ -127,7 +139,7 @@ class MonarchLogs:
         self._handler = logging.FileHandler(path)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         self._before: list[tuple[logging.Logger, list[logging.Handler], bool]] = []
-        for name in ("monarch", "monarch._src.job.job"):
+        for name in ("monarch", "monarch._src.job.job", "meshes", "neoproto.runtime"):
             one = logging.getLogger(name)
             self._before.append((one, list(one.handlers), one.propagate))
             one.handlers = [self._handler]

@@ -90,12 +90,13 @@ class Runtime:
         (settings.run_dir / "logs").mkdir(parents=True, exist_ok=True)
         placement = self._placement
         clusters = {} if placement is None else {one.name: one.nnodes for one in placement.clusters}
+        ranks_per_host = 1 if placement is None else placement.clusters[0].devices_per_node
         options = BackendOptions(
             run_id=settings.run_id,
             run_dir=settings.run_dir,
             clusters=clusters or {"default": 1},
             env=settings.env_vars,
-            options=settings.options,
+            options={**settings.options, "ranks_per_host": ranks_per_host},
         )
         self._backend.start(options, self._center.on_reply, self._on_death)
         atexit.register(self.close)

@@ -1,0 +1,128 @@
+"""The run's one global store: its processes, and this process's client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshes import sdk
+
+if TYPE_CHECKING:
+    from neoproto.store.engine import StoreClient, StoreSpec
+
+INDEX_LOG = "index.log"
+
+
+class GlobalStore:
+    """Volumes on the hosts of one cluster, an index beside the controller, and the controller's client."""
+
+    def __init__(self, *, log_dir: Path, name: str, strategy: str, timeout_s: float) -> None:
+        """Args:
+        log_dir: folder of the store processes' logs.
+        name: unique to the run.
+        strategy: "host" or "local_rank".
+        timeout_s: of starting, and of one operation.
+        """
+        self._log_dir, self._name, self._strategy, self._timeout_s = log_dir, name, strategy, timeout_s
+        self._server: Any = None
+        self._procs: list[Any] = []
+        self._client: StoreClient | None = None
+        self.spec: StoreSpec | None = None
+
+    def start(self, hosts: Any, beside_controller: Any, ranks_per_host: int) -> StoreClient:
+        """Start the processes and attach this one.
+
+        Args:
+            hosts: a HostMesh; one volume on each, or one for each local rank of each.
+            beside_controller: a HostMesh of one host, for the index.
+        """
+        client = sdk.run_blocking(lambda: asyncio.run(self._start(hosts, beside_controller, ranks_per_host)))
+        self._client = client
+        return client
+
+    async def _start(self, hosts: Any, beside_controller: Any, ranks_per_host: int) -> StoreClient:
+        from neoproto.store import set_process_store
+        from neoproto.store.engine import StoreClient, StoreServer
+
+        count = 1 if self._strategy == "host" else ranks_per_host
+        volumes = hosts.spawn_procs(
+            per_host={"volumes": count},
+            name="np-volumes",
+            bootstrap_command=lambda point: worker_command(self._log_dir / f"volume{point.rank}.log", {}),
+        )
+        index = beside_controller.spawn_procs(
+            per_host={"index": 1},
+            name="np-index",
+            bootstrap_command=lambda point: worker_command(self._log_dir / INDEX_LOG, {}),
+        )
+        self._procs = [volumes, index]
+        self._server = await StoreServer.start(
+            procs=volumes,
+            name=self._name,
+            strategy="host" if self._strategy == "host" else "local_rank",
+            timeout_s=self._timeout_s,
+            index_procs=index,
+        )
+        self.spec = self._server.spec()
+        client = StoreClient.attach(self.spec, host_id=host_id("", 0), local_rank=0)
+        set_process_store(client)
+        return client
+
+    def close(self, timeout_s: float) -> None:
+        """Close this process's client, then the server; its processes end with the hosts."""
+        from neoproto.store import set_process_store
+
+        set_process_store(None)
+        if self._client is not None:
+            self._client.close()
+        if self._server is not None:
+            server, self._server = self._server, None
+            sdk.run_blocking(lambda: asyncio.run(server.close(timeout_s)))
+        procs, self._procs = self._procs, []
+        sdk.run_blocking(lambda: [sdk.stop_procs(one, timeout_s) for one in procs])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreAccess:
+    """What a group's processes attach to the store with.
+
+    Attributes:
+        spec: the store; None if the run has none.
+        host_ids: what the store calls the group's nodes, in order.
+    """
+
+    spec: StoreSpec | None
+    host_ids: tuple[str, ...]
+
+    def attach(self, node_rank: int, local_rank: int) -> None:
+        """Give this process a client, as its process store."""
+        if self.spec is None:
+            return
+        from neoproto.store import set_process_store
+        from neoproto.store.engine import StoreClient
+
+        set_process_store(
+            StoreClient.attach(self.spec, host_id=self.host_ids[node_rank], local_rank=local_rank)
+        )
+
+
+def host_id(cluster: str, node: int, first_cluster: str = "") -> str:
+    """What a host is called by the store: volumes are on the first cluster's hosts, which go by number."""
+    return str(node) if cluster == first_cluster else f"{cluster}/{node}"
+
+
+def worker_command(log_path: Path, env: dict[str, str | None]) -> Any:
+    """How to start a process whose output goes to `log_path`."""
+    from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+
+    base: dict[str, str | None] = {
+        # The hosts have the run's own, for their sockets; workers' caches belong where they always are.
+        "TMPDIR": os.environ.get("TMPDIR"),
+        "NEOPROTO_LOG_FILE": str(log_path),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**base, **env})

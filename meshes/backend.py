@@ -35,7 +35,7 @@ class MonarchBackend:
     def __init__(self) -> None:
         self._guardian: Guardian | None = None
         self._hosts: PrivateHosts | None = None
-        self._logs: sdk.MonarchLogs | None = None
+        self._logs: sdk.LogFile | None = None
         self._deaths: DeathWatch | None = None
         self._hook: FaultHook | None = None
         self._groups: dict[str, MonarchGroup] = {}
@@ -49,7 +49,7 @@ class MonarchBackend:
         self._tmp_dir = tempfile.mkdtemp(prefix=f"np-{options.run_id}-", dir=sdk.short_tmp())
         self._guardian.guard_dir(self._tmp_dir)
         log = options.run_dir / "logs" / "controller.log"
-        self._logs = sdk.MonarchLogs(log)
+        self._logs = sdk.LogFile(log)
         sdk.start_client(log)
         if (client_dir := sdk.client_dir()) is not None:
             self._guardian.guard_client_dir(str(client_dir))
@@ -250,10 +250,7 @@ class MonarchGroup:
     def stop(self, timeout_s: float) -> None:
         """Release the processes, by force what does not go in time."""
         self._release()
-        try:
-            sdk.run_blocking(lambda: self._procs.stop().get(timeout=timeout_s))
-        except Exception:
-            logger.warning("group %s did not stop when asked", self.request.name, exc_info=True)
+        if not sdk.run_blocking(lambda: sdk.stop_procs(self._procs, timeout_s)):
             self._kill_processes()
 
     def kill(self) -> None:

@@ -60,15 +60,15 @@ class VllmEngine:
             raise RolloutError(
                 "VLLM_ENABLE_V1_MULTIPROCESSING=0 is needed (see rollout_env): the engine runs in process"
             )
-        self._dtype = parse_dtype(options.dtype)
-        self._layout = model_layout(options.model, self._dtype)
+        self._max_model_len = options.max_model_len
+        self._layout = model_layout(options.model, parse_dtype(options.dtype))
         self._stop_ids = list(options.eos_token_ids)
         self._requests: dict[str, GenerateRequest] = {}
         self._public_ids: dict[str, str] = {}
         try:
             self._engine = LLMEngine.from_engine_args(engine_args(options))
         except (ValueError, RuntimeError, NotImplementedError, OSError) as error:
-            raise RolloutError(f"vLLM cannot serve {options.model}: {_first_line(error)}") from error
+            raise RolloutError(f"vLLM cannot serve {options.model}: {_short(error)}") from error
         self._loaded: set[str] = set()
         self._parameters: frozenset[str] = self._engine.apply_model(self._watch_loading)[0]
         self._engine.set_weight_version("0")
@@ -78,6 +78,9 @@ class VllmEngine:
         return bool(self._requests)
 
     def add(self, request_id: str, request: GenerateRequest) -> None:
+        if len(request.prompt_ids) + request.sampling.max_tokens > self._max_model_len:
+            # vLLM would cut the answer without a word.
+            raise ValueError(f"the engine holds {self._max_model_len} tokens a sequence (max_model_len)")
         internal = self._engine.add_request(
             request_id, tokens_input(list(request.prompt_ids)), sampling_params(request, self._stop_ids)
         )
@@ -122,6 +125,7 @@ class VllmEngine:
             raise WeightMismatch(
                 f"weights {version} left {len(missing)} parameters unloaded: {', '.join(missing[:8])}"
             )
+        self._engine.apply_model(_refresh_tied)
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(version.n))
 
@@ -245,5 +249,23 @@ def to_generation(request: GenerateRequest, output: Any) -> Generation:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _refresh_tied(model: torch.nn.Module) -> None:
+    """Have modules that share a parameter prepare it again.
+
+    On CPUs a linear layer multiplies with a packed copy of its weight. vLLM repacks it in the module that a
+    tensor is loaded into; an output head tied to the embedding gets no tensor of its own and would go on
+    with the old copy.
+    """
+    owners: dict[int, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+    for modules in owners.values():
+        for module in modules if len(modules) > 1 else ():
+            if (method := getattr(module, "quant_method", None)) is not None:
+                method.process_weights_after_loading(module)
+
+
+def _short(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:500] or type(error).__name__

@@ -1,0 +1,279 @@
+"""Checks of the real engine, run by `python -m tests.actors.engine_cases CASE FOLDER`.
+
+vLLM changes the process it is imported into (environment, thread counts, warnings), so it gets its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.rollout_options import CPU_HEAD_DIMS, EngineOptions, rollout_env
+from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch
+
+EOS = 2
+VOCAB = 48
+
+
+def engine_options(folder: str, **changes: Any) -> EngineOptions:
+    values: dict[str, Any] = {
+        "model": folder,
+        "max_model_len": 48,
+        "max_num_seqs": 64,
+        "eos_token_ids": (EOS,),
+    }
+    return EngineOptions(**(values | changes))
+
+
+def make_model(folder: Path, *, tied: bool = False, heads: int = 2) -> Any:
+    """A tiny Llama whose distributions are far from uniform."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM(config).eval()
+    perturb(model, 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+def perturb(model: Any, size: float) -> None:
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * size)
+
+
+def requests(count: int, *, name: str = "u", seed: int = 0, **sampling: Any) -> list[Any]:
+    from neoproto.data.generation import GenerateRequest, SamplingParams, request_seed
+
+    drawing = SamplingParams(**({"max_tokens": 12} | sampling))
+    return [
+        GenerateRequest(
+            uid=f"{name}{index // 4}",
+            sample_index=index % 4,
+            prompt_ids=(1, *range(5, 8 + index // 4 % 20)),
+            sampling=drawing,
+            seed=request_seed(seed, f"{name}{index // 4}", index % 4, 0),
+        )
+        for index in range(count)
+    ]
+
+
+def worst_difference(model: Any, generations: list[Any], temperature: float) -> float:
+    """Largest difference between the engine's log-probs and those that transformers computes."""
+    import torch
+
+    worst = 0.0
+    for made in generations:
+        ids = torch.tensor([made.prompt_ids + made.token_ids])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(made.prompt_ids) - 1 : -1]
+        expected = (
+            (logits / temperature).log_softmax(-1).gather(1, ids[0, len(made.prompt_ids) :, None])[:, 0]
+        )
+        worst = max(worst, (expected - torch.tensor(made.log_probs)).abs().max().item())
+    return worst
+
+
+def weights_of(model: Any) -> dict[str, Any]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def layout_of(weights: dict[str, Any]) -> dict[str, Any]:
+    from neoproto.weights import TensorLayout
+
+    return {name: TensorLayout.of(tensor) for name, tensor in weights.items()}
+
+
+async def raised(call: Any) -> BaseException:
+    try:
+        await call
+    except NeoProtoError as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def start(folder: str, **changes: Any) -> Any:
+    from actors.engine import EngineThread
+    from actors.vllm_engine import VllmEngine
+
+    return EngineThread(lambda: VllmEngine(engine_options(folder, **changes)))
+
+
+def case_sampling(folder: Path) -> None:
+    """Log-probs, seeds, end tokens, top-k, greedy, overlapping callers, loading, a load that breaks off."""
+    model = make_model(folder)
+    engine = start(str(folder))
+    asyncio.run(check_log_probs(engine, model))
+    asyncio.run(check_independence(engine))
+    asyncio.run(check_cut_distributions(engine, model))
+    asyncio.run(check_loading(engine, model))
+    engine.close()
+
+
+async def check_log_probs(engine: Any, model: Any) -> None:
+    for temperature in (1.0, 0.6):
+        made = await engine.generate(requests(48, temperature=temperature))
+        assert worst_difference(model, made, temperature) < 1e-4
+        assert worst_difference(model, made, 0.8) > 1e-2
+    reasons = {one.finish_reason for one in made}
+    assert reasons == {"stop", "length"}, reasons
+    for one in made:
+        assert (one.token_ids[-1] == EOS) == (one.finish_reason == "stop")
+        assert EOS not in one.token_ids[:-1]
+        assert one.finish_reason == "stop" or len(one.token_ids) == 12
+        assert one.loss_mask == (1,) * len(one.token_ids)
+        assert set(one.weight_versions) == {0}
+
+
+async def check_independence(engine: Any) -> None:
+    """The same tokens whatever else runs: all at once, in pieces at once, in pieces one after another."""
+    asked = requests(40)
+    whole = await engine.generate(asked)
+    assert [(one.uid, one.sample_index) for one in whole] == [(one.uid, one.sample_index) for one in asked]
+    at_once = await asyncio.gather(*(engine.generate(asked[start : start + 7]) for start in range(0, 40, 7)))
+    in_turn = [await engine.generate(asked[start : start + 7]) for start in range(0, 40, 7)]
+    for pieces in (at_once, in_turn):
+        assert [one.token_ids for piece in pieces for one in piece] == [one.token_ids for one in whole]
+    again = await engine.generate(requests(40, seed=1))
+    assert [one.token_ids for one in again] != [one.token_ids for one in whole]
+    assert len({one.token_ids for one in whole[:4]}) > 1
+
+
+async def check_cut_distributions(engine: Any, model: Any) -> None:
+    """With top-k, log-probs are those of the cut distribution; greedy ones those at temperature 1."""
+    made = await engine.generate(requests(16, top_k=2))
+    assert worst_difference(model, made, 1.0) > 1e-2
+    greedy = await engine.generate(requests(8, greedy=True, temperature=0.5))
+    assert worst_difference(model, greedy, 1.0) < 1e-4
+    for four in (greedy[:4], greedy[4:]):
+        assert len({one.token_ids for one in four}) == 1
+
+
+async def check_loading(engine: Any, model: Any) -> None:
+    import torch
+
+    from neoproto.weights import WeightVersion
+
+    perturb(model, 0.05)
+    weights = weights_of(model)
+    await engine.check_layout(layout_of(weights), "weights")
+    await engine.load(WeightVersion(epoch=0, n=3), weights)
+    made = await engine.generate(requests(16))
+    assert worst_difference(model, made, 1.0) < 1e-4
+    assert {version for one in made for version in one.weight_versions} == {3}
+
+    partial = {name: tensor for name, tensor in weights.items() if "norm" not in name}
+    error = await raised(engine.check_layout(layout_of(partial), "weights"))
+    assert isinstance(error, WeightMismatch)
+    assert "model.norm.weight" in str(error)
+    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    error = await raised(engine.check_layout(layout_of(half), "weights"))
+    assert isinstance(error, WeightMismatch)
+    assert "bfloat16" in str(error)
+    assert len(await engine.generate(requests(2))) == 2
+
+    too_long = await raised(engine.generate(requests(1, max_tokens=500)))
+    assert isinstance(too_long, RolloutError)
+
+    await load_in_flight(engine, model)
+    error = await raised(engine.load(WeightVersion(epoch=0, n=9), partial))
+    assert isinstance(error, WeightMismatch)
+    assert "unloaded" in str(error)
+    error = await raised(engine.generate(requests(1)))
+    assert isinstance(error, RolloutError)
+    assert "has failed" in str(error)
+    assert torch.get_num_threads() == 1
+
+
+async def load_in_flight(engine: Any, model: Any) -> None:
+    """Requests that run while weights change go on with the new ones, and their tokens say which is which."""
+    from neoproto.weights import WeightVersion
+
+    inner, steps = engine._engine, 0
+    perturb(model, 0.05)
+    weights, step = weights_of(model), inner.step
+
+    def step_and_load() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            inner.load(WeightVersion(epoch=0, n=4), weights.items())
+        return step()
+
+    inner.step = step_and_load
+    made = await engine.generate(requests(8, name="v"))
+    inner.step = step
+    spans = [one.weight_versions for one in made if len(one.token_ids) > 4]
+    assert spans
+    for versions in spans:
+        assert versions == (3,) * 4 + (4,) * (len(versions) - 4), versions
+
+
+def case_tied(folder: Path) -> None:
+    """Tied embeddings are one tensor of a version, under one name or both."""
+    model = make_model(folder, tied=True)
+    engine = start(str(folder))
+    asyncio.run(check_tied(engine, model))
+    engine.close()
+
+
+async def check_tied(engine: Any, model: Any) -> None:
+    from neoproto.weights import WeightVersion
+
+    perturb(model, 0.05)
+    once = weights_of(model)
+    assert "lm_head.weight" not in once
+    both = once | {"lm_head.weight": once["model.embed_tokens.weight"]}
+    for n, weights in enumerate((once, both), start=1):
+        await engine.check_layout(layout_of(weights), "weights")
+        await engine.load(WeightVersion(epoch=0, n=n), weights)
+        made = await engine.generate(requests(16))
+        assert worst_difference(model, made, 1.0) < 1e-4
+        assert {version for one in made for version in one.weight_versions} == {n}
+
+
+def case_refused(folder: Path) -> None:
+    """What vLLM cannot serve is a RolloutError of the model; the head sizes we know are those vLLM has."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_DIMS
+    make_model(folder)
+    with pytest.raises(RolloutError, match=r"vLLM cannot serve .*max_model_len \(5000\)"):
+        start(str(folder), max_model_len=5000)
+
+
+CASES: dict[str, Callable[[Path], None]] = {
+    "sampling": case_sampling,
+    "tied": case_tied,
+    "refused": case_refused,
+}
+
+
+def environment(folder: str) -> dict[str, str]:
+    return {**os.environ, **rollout_env(engine_options(folder))}
+
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]](Path(sys.argv[2]))

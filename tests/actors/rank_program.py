@@ -47,7 +47,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
 def train_options() -> TrainOptions:
     return TrainOptions(
         mini_batch_samples=12,
-        micro_batch_size=2,
+        micro_batch_size=4,
         epochs=2,
         total_steps=10,
         optim=OptimOptions(lr=1e-3, eps=1e-3),
@@ -66,8 +66,8 @@ def train(ranks: Ranks, folder: Path, columns: dict[str, torch.Tensor]) -> dict[
     critic = Critic(
         CriticOptions(model=ModelOptions(path=str(folder / "model")), train=train_options()), ranks
     )
-    policy_figures = [policy.update(columns) for _ in range(2)]
-    critic_figures = [critic.update(columns) for _ in range(2)]
+    policy_figures = policy.update(columns)
+    critic_figures = critic.update(columns)
     if ranks.world_size > 1:
         policy.save(str(folder / "saved"))
     store = MemoryStore()

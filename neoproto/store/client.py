@@ -1,0 +1,267 @@
+"""A process's client of the store.
+
+    caller's thread: encode ─┐                                   ┌─> decode ─> caller
+                             └─> client's loop: volume, index ───┘
+
+Reads by reference go straight to the volume; reads by key ask the index first. A value is announced to the
+index after its volume has it, and an overwritten one is dropped after the index has the new one: a reader
+finds the old value or the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch._src.actor.actor_mesh import _client_context, _context
+from monarch.actor import context
+
+from neoproto.errors import KeyMissing, StoreError
+from neoproto.store.base import (
+    KeyOrRef,
+    ObjectRef,
+    Rows,
+    StoreFuture,
+    check_key,
+    forget_client,
+    fresh_key,
+    named_values,
+    pair_rows,
+    register_client,
+)
+from neoproto.store.codec import decode, encode
+from neoproto.store.loop import LoopThread
+from neoproto.store.wire import Gone, Received, Sent, Wanted, text_of, to_blobs, to_parts
+
+if TYPE_CHECKING:
+    from neoproto.store.engine import StoreSpec
+
+T = TypeVar("T")
+
+_READ_TRIES = 5
+_home: str = ""
+
+
+def home_volume() -> str:
+    """The volume this process puts into; "" before a client is attached."""
+    return _home
+
+
+class StoreClient:
+    """An `ObjectStore` on TorchStore. Make it with `attach`.
+
+    Attributes:
+        name: the store's.
+        volume: the id of the volume it puts into.
+    """
+
+    def __init__(self, spec: StoreSpec, volume: str) -> None:
+        self.name, self.volume = spec.name, volume
+        self._spec = spec
+        self._volumes: dict[str, Any] = {}
+        self._loop = LoopThread(f"client of store {spec.name!r}")
+        self._stock: Any = None
+
+    @classmethod
+    def attach(cls, spec: StoreSpec, *, host_id: str, local_rank: int | None = None) -> StoreClient:
+        """Make a client of this process.
+
+        Call it where Monarch's context is: in an endpoint, in a thread that carries one's context, or in the
+        controller. The client may then be used from anywhere in the process.
+
+        Args:
+            host_id: this host, as `StoreServer.start` was told; one without a volume puts into the first.
+            local_rank: which of the host's volumes, under the strategy "local_rank"; None is 0.
+
+        Raises:
+            StoreError: Monarch's context is not there.
+        """
+        global _home
+        if _context.get() is None and _client_context.try_get() is None:
+            raise StoreError(f"store {spec.name!r}: attach where Monarch's context is")
+        context()
+        volume = host_id if spec.strategy == "host" else f"{host_id}:{local_rank or 0}"
+        client = cls(spec, volume if volume in spec.volumes else next(iter(spec.volumes)))
+        _home = client.volume
+        register_client(client)
+        return client
+
+    def put(self, value: Any, *, key: str | None = None, blocking: bool = True) -> Any:
+        """See `ObjectStore.put`. Do not change a value put without waiting before the future is done."""
+        name = fresh_key() if key is None else check_key(key)
+
+        async def first() -> ObjectRef:
+            return (await self._put([(name, value)]))[0]
+
+        return self._run(first(), blocking)
+
+    def put_batch(self, values: Mapping[str, Any] | Sequence[Any], *, blocking: bool = True) -> Any:
+        """See `ObjectStore.put_batch`."""
+        return self._run(self._put(named_values(values)), blocking)
+
+    def get(self, key: KeyOrRef, *, rows: Rows | None = None, blocking: bool = True) -> Any:
+        """See `ObjectStore.get`."""
+
+        async def first() -> Any:
+            return (await self._get([(key, rows)]))[0]
+
+        return self._run(first(), blocking)
+
+    def get_batch(
+        self, keys: Sequence[KeyOrRef], *, rows: Sequence[Rows | None] | None = None, blocking: bool = True
+    ) -> Any:
+        """See `ObjectStore.get_batch`."""
+        return self._run(self._get(pair_rows(keys, rows)), blocking)
+
+    def delete(self, key: KeyOrRef, *, missing_ok: bool = False, blocking: bool = True) -> Any:
+        """See `ObjectStore.delete`."""
+        return self._run(self._delete([key], missing_ok), blocking)
+
+    def delete_batch(
+        self, keys: Sequence[KeyOrRef], *, missing_ok: bool = False, blocking: bool = True
+    ) -> Any:
+        """See `ObjectStore.delete_batch`."""
+        return self._run(self._delete(keys, missing_ok), blocking)
+
+    def keys(self, prefix: str | None = None) -> list[str]:
+        """The keys of all values in the store; with a prefix, those that continue it after a dot."""
+        found: list[str] = self._run(self._call("listing keys", self._spec.index.keys, prefix), True)
+        return found
+
+    def close(self) -> None:
+        """End this client; operations under way fail with `StoreClosed`. Closing twice is harmless."""
+        forget_client(self)
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any], blocking: bool) -> Any:
+        if blocking and self._loop.is_current:
+            work.close()
+            raise RuntimeError("a blocking store operation cannot run on the client's own loop")
+        future = self._loop.submit(work)
+        return future.result() if blocking else StoreFuture(future)
+
+    async def _put(self, named: list[tuple[str, Any]]) -> list[ObjectRef]:
+        sent, refs = [], []
+        for key, value in named:
+            info, parts = encode(value)
+            generation = uuid.uuid4().int >> 65
+            sent.append(Sent(key=key, generation=generation, info=info, blobs=to_blobs(parts)))
+            refs.append(
+                ObjectRef(store=self.name, key=key, volume=self.volume, info=info, generation=generation)
+            )
+        if sent:
+            what = f"put of {named[0][0]!r}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
+            await self._call(what, self._volume(self.volume).put_many, sent)
+            await self._drop(await self._call(what, self._spec.index.announce, refs))
+        return refs
+
+    async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
+        values: dict[int, Any] = {}
+        for _ in range(_READ_TRIES):
+            left = [(i, key, rows) for i, (key, rows) in enumerate(wanted) if i not in values]
+            if not left:
+                break
+            refs = await self._locate({i: key for i, key, _ in left}, values)
+            await self._read([(i, refs[i], rows) for i, _, rows in left if i in refs], values, wanted)
+        missing = [_name(key) for i, (key, _) in enumerate(wanted) if i not in values]
+        if missing:
+            raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
+        return [values[i] for i in range(len(wanted))]
+
+    async def _locate(self, keys: Mapping[int, KeyOrRef], values: dict[int, Any]) -> dict[int, ObjectRef]:
+        """References for keys; values that stock clients put are read on the spot."""
+        refs = {i: key for i, key in keys.items() if isinstance(key, ObjectRef)}
+        named = {i: key for i, key in keys.items() if isinstance(key, str)}
+        if not named:
+            return refs
+        located = await self._call("looking up keys", self._spec.index.locate, list(named.values()))
+        for (i, key), found in zip(named.items(), located, strict=True):
+            if found.ref is not None:
+                refs[i] = found.ref
+            elif found.stock:
+                values[i] = await self._bounded(f"get of {key!r}", self._stock_client().get(key))
+            else:
+                raise KeyMissing(f"{key!r} is not in store {self.name!r}")
+        return refs
+
+    async def _read(
+        self,
+        wanted: list[tuple[int, ObjectRef, Rows | None]],
+        values: dict[int, Any],
+        asked: list[tuple[KeyOrRef, Rows | None]],
+    ) -> None:
+        """Read what is there into `values`; what a key named a moment ago may be gone, and is left out."""
+        by_volume: dict[str, list[tuple[int, ObjectRef, Rows | None]]] = {}
+        for item in wanted:
+            by_volume.setdefault(item[1].volume, []).append(item)
+        answers = await asyncio.gather(*(self._ask(volume, items) for volume, items in by_volume.items()))
+        for items, received in zip(by_volume.values(), answers, strict=True):
+            for (i, ref, _), answer in zip(items, received, strict=True):
+                if answer.info is not None:
+                    values[i] = decode(answer.info, to_parts(answer.blobs))
+                elif answer.problem != "missing":
+                    raise ValueError(answer.problem)
+                elif isinstance(asked[i][0], ObjectRef):
+                    raise KeyMissing(f"{ref.key!r} is not in store {self.name!r}: deleted or overwritten")
+
+    async def _ask(self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]]) -> list[Received]:
+        request = [Wanted(key=ref.key, generation=ref.generation, rows=rows) for _, ref, rows in items]
+        answer: list[Received] = await self._call(
+            f"get of {items[0][1].key!r}", self._volume(volume).get_many, request
+        )
+        return answer
+
+    async def _delete(self, keys: Sequence[KeyOrRef], missing_ok: bool) -> None:
+        if not keys:
+            return
+        request = [(_name(key), key.generation if isinstance(key, ObjectRef) else None) for key in keys]
+        found = await self._call(f"delete of {request[0][0]!r}", self._spec.index.retract, request)
+        await self._drop([gone for each in found for gone in each])
+        missing = [_name(key) for key, each in zip(keys, found, strict=True) if not each]
+        if missing and not missing_ok:
+            raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
+
+    async def _drop(self, gone: list[Gone]) -> None:
+        by_volume: dict[str, list[tuple[str, int]]] = {}
+        for item in gone:
+            by_volume.setdefault(item.volume, []).append((item.key, item.generation))
+        await asyncio.gather(
+            *(
+                self._call(f"delete of {items[0][0]!r}", self._volume(volume).delete_many, items)
+                for volume, items in by_volume.items()
+            )
+        )
+
+    def _volume(self, volume: str) -> Any:
+        if volume not in self._volumes:
+            if volume not in self._spec.volumes:
+                raise StoreError(f"store {self.name!r} has no volume {volume!r}")
+            self._volumes[volume] = self._spec.volume(volume)
+        return self._volumes[volume]
+
+    def _stock_client(self) -> Any:
+        if self._stock is None:
+            self._stock = self._spec.stock_client()
+        return self._stock
+
+    async def _call(self, what: str, endpoint: Any, *args: Any) -> Any:
+        return await self._bounded(what, endpoint.call_one(*args).as_asyncio())
+
+    async def _bounded(self, what: str, answer: Awaitable[T]) -> T:
+        """Wait for an actor's answer, `timeout_s` at most, and say in the store's words what went wrong."""
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                return await answer
+        except TimeoutError as error:
+            limit = self._spec.timeout_s
+            raise StoreError(f"{what}: store {self.name!r} did not answer within {limit} s") from error
+        except KeyError as error:
+            raise KeyMissing(str(error)) from error
+        except Exception as error:
+            raise StoreError(f"{what}: store {self.name!r} failed: {text_of(error)}") from error
+
+
+def _name(key: KeyOrRef) -> str:
+    return key.key if isinstance(key, ObjectRef) else key

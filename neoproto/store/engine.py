@@ -1,0 +1,434 @@
+"""The TorchStore engine: the run's one global store, made of Monarch actors.
+
+    client ──put_many──> Volume (one a host, or one a local rank)      holds bytes
+       └────announce───> Index (one, in a process of its own)          holds references, never bytes
+    stock TorchStore client ──get_or_spawn_controller(name)──> Directory ──> the same Index and Volumes
+
+This is the only file that imports TorchStore (0.1.2). What it adapts, and until when:
+
+- `Index` makes every endpoint of TorchStore's controller async. Monarch 0.7 refuses an actor that mixes sync
+  and async endpoints. Remove when TorchStore's controller has one kind.
+- `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
+  controller into the program's own process. Remove when TorchStore can place it.
+"""
+
+# mypy: disable-error-code="untyped-decorator, misc"
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+# TorchStore sets this itself, with a banner, if it is not set when it is imported.
+os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
+
+import torch
+from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
+from torchstore.client import LocalClient
+from torchstore.controller import Controller, ObjectType, StorageInfo
+from torchstore.storage_volume import InMemoryStore, StorageVolume
+from torchstore.strategy import TorchStoreStrategy
+
+from neoproto.errors import StoreClosed, StoreError
+from neoproto.store.base import ObjectRef, Rows, ValueInfo
+from neoproto.store.client import StoreClient, home_volume
+from neoproto.store.codec import Parts, check_rows, decode, select_rows
+from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, to_blobs, to_parts
+
+__all__ = ["StoreClient", "StoreServer", "StoreSpec"]
+
+Strategy = Literal["host", "local_rank"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreSpec:
+    """What a process needs to attach to a store. Travels in Monarch messages.
+
+    Attributes:
+        name: the store's name; stock clients use it as `store_name`.
+        strategy: "host" (one volume a host) or "local_rank" (one a local rank of each host).
+        volumes: volume id -> its coordinates in `volume_mesh`.
+        volume_mesh, index: the actors.
+        timeout_s: how long one operation may take.
+    """
+
+    name: str
+    strategy: Strategy
+    volumes: dict[str, dict[str, int]]
+    volume_mesh: Any
+    index: Any
+    timeout_s: float
+
+    def volume(self, volume_id: str) -> Any:
+        """The actor of one volume."""
+        return self.volume_mesh.slice(**self.volumes[volume_id])
+
+    def stock_client(self) -> Any:
+        """A TorchStore client, for values that TorchStore's own API put."""
+        placement = Placement(self.volume_mesh, self.volumes, self.index)
+        return LocalClient(controller=self.index, strategy=placement)
+
+
+class Placement(TorchStoreStrategy):
+    """Which volume a stock client puts into. Ours choose for themselves."""
+
+    def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]], index: Any = None) -> None:
+        super().__init__()
+        self.storage_volumes = volume_mesh
+        self.volume_id_to_coord = dict(volumes)
+        self.index = index
+
+    @classmethod
+    def get_client_id(cls) -> str:
+        return home_volume()
+
+    def select_storage_volume(self) -> tuple[Any, str]:
+        """The volume of the process's own client, or the first one if it has none."""
+        volume_id = self.get_client_id()
+        if volume_id not in self.volume_id_to_coord:
+            volume_id = next(iter(self.volume_id_to_coord))
+        return self.get_storage_volume(volume_id), volume_id
+
+
+class Storage(InMemoryStore):
+    """A volume's values: encoded ones of our clients, and beside them TorchStore's own (`kv`).
+
+    Attributes:
+        values: (key, generation) -> what and its bytes.
+        newest: key -> generation, of the values stock clients see.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[tuple[str, int], tuple[ValueInfo, Parts]] = {}
+        self.newest: dict[str, int] = {}
+
+    def keep(self, sent: Sent) -> None:
+        self.values[sent.key, sent.generation] = (sent.info, to_parts(sent.blobs))
+        self.newest[sent.key] = sent.generation
+        self.kv.pop(sent.key, None)
+
+    def drop(self, key: str, generation: int) -> None:
+        if generation == 0:
+            self.kv.pop(key, None)
+        self.values.pop((key, generation), None)
+        if self.newest.get(key) == generation:
+            del self.newest[key]
+
+    def read(self, wanted: Wanted) -> Received:
+        found = self.values.get((wanted.key, wanted.generation))
+        if found is None:
+            return Received(problem="missing")
+        info, parts = found
+        if wanted.rows is not None:
+            try:
+                rows: Rows = check_rows(info, wanted.rows, wanted.key)
+            except ValueError as error:
+                return Received(problem=str(error))
+            info, parts = select_rows(info, parts, rows)
+        return Received(info=info, blobs=to_blobs(parts))
+
+    async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
+        """A stock client's put: TorchStore's own, and ours under that key is gone."""
+        await super().put(key, transport_buffer, request)
+        if key in self.newest:
+            self.drop(key, self.newest[key])
+
+    async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
+        """A stock client's get, of its own value or of one of ours."""
+        generation = self.newest.get(key)
+        if generation is None:
+            return await super().get(key, transport_buffer, request)
+        value = decode(*self.values[key, generation])
+        if isinstance(value, torch.Tensor):
+            await transport_buffer.write_from(value)
+        else:
+            transport_buffer.is_object, transport_buffer.objects = True, value
+        return transport_buffer
+
+    async def get_meta(self, key: str, request: Any = None) -> Any:
+        generation = self.newest.get(key)
+        if generation is None:
+            return await super().get_meta(key, request)
+        info, _ = self.values[key, generation]
+        return (torch.Size(info.shape), getattr(torch, info.dtype)) if info.kind == "tensor" else "obj"
+
+    async def delete(self, key: str) -> None:
+        if key in self.newest:
+            self.drop(key, self.newest[key])
+        else:
+            await super().delete(key)
+
+    def reset(self) -> None:
+        super().reset()
+        self.values.clear()
+        self.newest.clear()
+
+
+class Volume(StorageVolume):
+    """Holds the bytes of one host, or of one local rank."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        point = current_rank()
+        super().__init__(lambda: ids[point.rank])
+        self.store = Storage()
+
+    @endpoint
+    async def put_many(self, sent: list[Sent]) -> None:
+        """Keep values. They become visible when the index is told."""
+        for value in sent:
+            self.store.keep(value)
+
+    @endpoint
+    async def get_many(self, wanted: list[Wanted]) -> list[Received]:
+        """Read values, or of each some rows."""
+        return [self.store.read(item) for item in wanted]
+
+    @endpoint
+    async def delete_many(self, gone: list[tuple[str, int]]) -> None:
+        """Forget values; those that are gone already are ignored."""
+        for key, generation in gone:
+            self.store.drop(key, generation)
+
+
+class Index(Controller):
+    """Says where every key is. Holds references to our clients' values and TorchStore's notes on its own.
+
+    The endpoints TorchStore's clients call keep their names and meaning; they are all async here.
+
+    Attributes:
+        refs: key -> the newest value of ours under it.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self.strategy, self.storage_volumes = placement, placement.storage_volumes
+        self.num_storage_volumes = len(placement.volume_id_to_coord)
+        self.keys_to_storage_volumes: dict[str, dict[str, StorageInfo]] = {}
+        self.refs: dict[str, ObjectRef] = {}
+        self.is_initialized = True
+
+    @endpoint
+    async def announce(self, refs: list[ObjectRef]) -> list[Gone]:
+        """Make values visible, in place of older ones, which are returned so that their bytes can go."""
+        displaced = []
+        for ref in refs:
+            displaced += self._forget(ref.key)
+            self.refs[ref.key] = ref
+        return displaced
+
+    @endpoint
+    async def locate(self, keys: list[str]) -> list[Located]:
+        """Where keys are."""
+        return [Located(ref=self.refs.get(key), stock=key in self.keys_to_storage_volumes) for key in keys]
+
+    @endpoint
+    async def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
+        """Make values invisible; with a generation, only if it is the newest. Returns what each key had."""
+        found: list[list[Gone]] = []
+        for key, generation in keys:
+            ref = self.refs.get(key)
+            stale = generation is not None and (ref is None or ref.generation != generation)
+            found.append([] if stale else self._forget(key))
+        return found
+
+    def _forget(self, key: str) -> list[Gone]:
+        gone = [
+            Gone(key=key, generation=0, volume=volume) for volume in self.keys_to_storage_volumes.pop(key, {})
+        ]
+        if (ref := self.refs.pop(key, None)) is not None:
+            gone.append(Gone(key=key, generation=ref.generation, volume=ref.volume))
+        return gone
+
+    @endpoint
+    async def get_controller_strategy(self) -> TorchStoreStrategy:
+        return self.strategy
+
+    @endpoint
+    async def locate_volumes(self, key: str) -> dict[str, StorageInfo]:
+        ref = self.refs.get(key)
+        if ref is not None:
+            kind = ObjectType.TENSOR if ref.info.kind == "tensor" else ObjectType.OBJECT
+            return {ref.volume: StorageInfo(object_type=kind, tensor_slices={None})}
+        located: dict[str, StorageInfo] = Controller.locate_volumes._method(self, key)
+        return located
+
+    @endpoint
+    async def notify_put(self, key: str, request: Any, storage_volume_id: str) -> None:
+        old = self.refs.pop(key, None)
+        if old is not None and old.volume != storage_volume_id:
+            volume = self.strategy.get_storage_volume(old.volume)
+            await volume.delete_many.call_one([(key, old.generation)])
+        noted = self.keys_to_storage_volumes.get(key, {}).values()
+        if request.tensor_slice is None or any(i.object_type != ObjectType.TENSOR_SLICE for i in noted):
+            self.keys_to_storage_volumes.pop(key, None)
+        Controller.notify_put._method(self, key, request, storage_volume_id)
+
+    @endpoint
+    async def notify_delete(self, key: str, storage_volume_id: str) -> None:
+        if self.refs.pop(key, None) is None:
+            Controller.notify_delete._method(self, key, storage_volume_id)
+
+    @endpoint
+    async def keys(self, prefix: str | None = None) -> list[str]:
+        every = [*self.refs, *self.keys_to_storage_volumes]
+        return [key for key in every if prefix is None or key == prefix or key.startswith(f"{prefix}.")]
+
+    @endpoint
+    async def teardown(self) -> None:
+        self.is_initialized = False
+        self.refs.clear()
+        self.keys_to_storage_volumes.clear()
+
+
+class Directory(Actor):
+    """Answers, under the store's name, where stock TorchStore clients look for a controller."""
+
+    def __init__(self, name: str, placement: Placement) -> None:
+        self._name = name
+        self._placement: Placement | None = placement
+
+    @endpoint
+    async def get_controller_strategy(self) -> TorchStoreStrategy:
+        """The placement, which carries the index."""
+        if self._placement is None:
+            raise StoreClosed(f"store {self._name!r} is closed")
+        return self._placement
+
+    @endpoint
+    async def close(self) -> None:
+        """Refuse from now on. The actor itself lives as long as the program: Monarch keeps its name."""
+        self._placement = None
+
+
+class StoreServer:
+    """The run's store, as its root sees it: starts the actors and ends them."""
+
+    def __init__(self, spec: StoreSpec, index: Any, directory: Any, index_procs: Any) -> None:
+        self._spec, self._index, self._directory, self._index_procs = spec, index, directory, index_procs
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        procs: Any,
+        name: str,
+        strategy: Strategy,
+        timeout_s: float,
+        host_ids: Sequence[str] | None = None,
+        index_procs: Any = None,
+    ) -> StoreServer:
+        """Start volumes on `procs`, and the index in a process of its own.
+
+        Args:
+            procs: a Monarch ProcMesh, owned by the caller: one process a host for "host", one for each local
+                rank of each host for "local_rank".
+            name: unique to the run.
+            timeout_s: for starting, and later for each operation.
+            host_ids: the hosts' names, in order, as `StoreClient.attach` gets them; "0", "1", … if None.
+            index_procs: a ProcMesh of one process for the index; if None one is spawned on the first host.
+
+        Raises:
+            StoreError: it did not start in time, or an actor failed.
+            ValueError: the processes do not fit the strategy.
+        """
+        hosts = procs.size("hosts") if "hosts" in procs.extent else 1
+        ids = volume_ids(
+            strategy, [str(i) for i in range(hosts)] if host_ids is None else host_ids, len(procs)
+        )
+        own_index = None
+        if index_procs is None:
+            first = procs.slice(**dict.fromkeys(procs.extent, 0))
+            index_procs = own_index = first.host_mesh.spawn_procs(per_host={"index": 1})
+        try:
+            async with asyncio.timeout(timeout_s):
+                mesh = procs.spawn("volumes", Volume, ids)
+                volumes = {found: dict(point) for point, found in await mesh.get_id.call()}
+                placement = Placement(mesh, volumes)
+                index = index_procs.spawn("index", Index, placement)
+                await index.initialized
+                placement = Placement(mesh, volumes, index)
+                directory = await get_or_spawn_controller(name, Directory, name, placement)
+        except TimeoutError as error:
+            raise StoreError(f"store {name!r} did not start within {timeout_s} s") from error
+        spec = StoreSpec(
+            name=name,
+            strategy=strategy,
+            volumes=volumes,
+            volume_mesh=mesh,
+            index=index.slice(**dict.fromkeys(index.extent, 0)),
+            timeout_s=timeout_s,
+        )
+        return cls(spec, index, directory, own_index)
+
+    def spec(self) -> StoreSpec:
+        """What other processes attach with."""
+        return self._spec
+
+    async def close(self, timeout_s: float) -> None:
+        """Forget every value and stop the actors; the processes are the caller's. Closing twice is harmless.
+
+        Raises:
+            StoreError: some did not answer in time; they die with their processes.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        index, volumes = self._index, self._spec.volume_mesh
+        farewells = (self._directory.close, index.teardown, volumes.reset)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(farewell.call().as_asyncio() for farewell in farewells))
+                await asyncio.gather(index.stop().as_asyncio(), volumes.stop().as_asyncio())
+                if self._index_procs is not None:
+                    await self._index_procs.stop()
+        except TimeoutError as error:
+            raise StoreError(f"store {self._spec.name!r} did not close within {timeout_s} s") from error
+
+
+def volume_ids(strategy: str, host_ids: Sequence[str], count: int) -> list[str]:
+    """Names of `count` volumes, in the order of their processes.
+
+    Raises:
+        ValueError: `count` does not fit the strategy.
+    """
+    per_host, rest = divmod(count, max(1, len(host_ids)))
+    if strategy not in ("host", "local_rank"):
+        raise ValueError(f"object_store.strategy must be 'host' or 'local_rank', got {strategy!r}")
+    if rest or per_host < 1 or (strategy == "host" and per_host != 1):
+        raise ValueError(f"strategy {strategy!r}: {count} processes do not fit {len(host_ids)} hosts")
+    if strategy == "host":
+        return list(host_ids)
+    return [f"{host}:{rank}" for host in host_ids for rank in range(per_host)]
+
+
+class _PayloadFree:
+    """The index, as a stock client calls it: objects are left out of what it is told."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self.notify_put = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
+
+    def call(self, key: str, request: Any, volume_id: str) -> Any:
+        """`notify_put.call`."""
+        return self._index.notify_put.call(key, replace(request, objects=None), volume_id)
+
+
+def _attach_stock_client() -> None:
+    original = LocalClient.__init__
+
+    def attach(self: Any, controller: Any, strategy: Any) -> None:
+        ours = isinstance(strategy, Placement)
+        original(self, _PayloadFree(strategy.index) if ours else controller, strategy)
+
+    LocalClient.__init__ = attach
+
+
+_attach_stock_client()

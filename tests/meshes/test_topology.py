@@ -309,6 +309,33 @@ TOPOLOGIES = st.fixed_dictionaries(
 )
 
 
+@st.composite
+def likely_topologies(draw: st.DrawFn) -> dict[str, Any]:
+    """References that lead somewhere, pools that are not too large, ranges that are views: most of them fit."""
+    clusters = draw(st.lists(CLUSTERS, min_size=1, max_size=2, unique_by=lambda one: one["name"]))
+    pools: list[dict[str, Any]] = []
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        cluster = draw(st.sampled_from(clusters))
+        nnodes = draw(st.integers(1, cluster["nnodes"]))
+        per_node = draw(st.integers(1, cluster["n_gpus_per_node"]))
+        pools.append(
+            {"name": name, "cluster": cluster["name"], "nnodes": nnodes, "n_gpus_per_node": per_node}
+        )
+    models = []
+    for name in "uvwxy"[: draw(st.integers(0, 5))]:
+        pool = draw(st.sampled_from(pools))
+        unit = draw(st.sampled_from([1, pool["n_gpus_per_node"]]))
+        count = pool["n_gpus_per_node"] if unit == 1 else pool["nnodes"]
+        start = draw(st.integers(0, count - 1))
+        stop = draw(st.integers(start + 1, count))
+        shift = draw(st.integers(0, pool["nnodes"] - 1)) * pool["n_gpus_per_node"] if unit == 1 else 0
+        device_range = draw(st.sampled_from([None, [start * unit + shift, stop * unit + shift]]))
+        models.append(
+            {"name": name, "worker": "actor", "resource_pool": pool["name"], "device_range": device_range}
+        )
+    return {"clusters": clusters, "device_pools": pools, "models": models}
+
+
 def repeated(key: str, items: list[dict[str, Any]]) -> list[str]:
     return [
         f"topology.{key}[{index}].name"
@@ -409,7 +436,7 @@ def check_invariants(tree: dict[str, Any], placement: Placement) -> None:
 
 
 @settings(max_examples=2000)
-@given(TOPOLOGIES)
+@given(TOPOLOGIES | likely_topologies())
 def test_random_topologies_are_placed_or_every_violation_is_listed(tree: dict[str, Any]) -> None:
     expected = [
         *(path for key in ("clusters", "device_pools", "models") for path in repeated(key, tree[key])),

@@ -207,6 +207,7 @@ def test_everything_is_reported_at_once() -> None:
 def test_a_cross_check_does_not_judge_by_a_value_that_is_wrong_itself() -> None:
     mapping = {
         "data": {"train_batch_size": "30"},
+        "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 10}},
         "algorithm": {"adv_estimator": "GRPO", "truncated": "bootstrap"},
         "topology": {"models": [{"name": "a"}]},
     }

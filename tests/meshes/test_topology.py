@@ -311,7 +311,7 @@ TOPOLOGIES = st.fixed_dictionaries(
 
 @st.composite
 def likely_topologies(draw: st.DrawFn) -> dict[str, Any]:
-    """References that lead somewhere, pools no larger than clusters, ranges that are views: most of them fit."""
+    """References that lead somewhere, pools within clusters, ranges that are views: most of them fit."""
     clusters = draw(st.lists(CLUSTERS, min_size=1, max_size=2, unique_by=lambda one: one["name"]))
     pools: list[dict[str, Any]] = []
     for name in "abc"[: draw(st.integers(1, 3))]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
@@ -29,7 +31,8 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         config_dir: a folder of the user's own configs; its files win over shipped ones of the same name.
 
     Raises:
-        ConfigError: no such config, a malformed override, an interpolation that does not resolve.
+        ConfigError: no such config, a file that is not YAML, a malformed override, an interpolation that does
+            not resolve.
     """
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir: no such folder: {config_dir}")
@@ -42,7 +45,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         groups = frozenset(hydra.config_loader.list_groups(""))
         composed = hydra.compose_config(
             config_name=config_name,
-            overrides=[force_value(override, groups) for override in overrides],
+            overrides=[force_value(checked(override, groups), groups) for override in overrides],
             run_mode=RunMode.RUN,
             with_log_configuration=False,
             from_shell=True,
@@ -58,7 +61,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         raise ConfigError(
             f"--config-name {config_name}: no such config{where} among the shipped ones: {shipped}"
         ) from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"--config-name {config_name}: {one_line(error)}") from error
     finally:
         GlobalHydra.instance().clear()
@@ -69,6 +72,32 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
 def compose_run(config_name: str, overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
     """Compose and validate; every problem is reported at once."""
     return load_config(compose(config_name, overrides, config_dir))
+
+
+def checked(override: str, groups: frozenset[str]) -> str:
+    """The override itself, if it sets one of our keys to one value.
+
+    Raises:
+        ConfigError: it cannot be parsed, has no key or several values, names no file of a group, or sets one
+            of Hydra's own options, none of which is used here.
+    """
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise ConfigError(
+            f"{override}: cannot be read as key=value ({one_line(error)}); "
+            "a value with special characters needs quotes: \"key='value'\""
+        ) from error
+    key, value = parsed.key_or_group, override.partition("=")[2]
+    if not key:
+        raise ConfigError(f"{override}: no key before the equals sign")
+    if re.split(r"[./]", key)[0] == "hydra":
+        raise ConfigError(f"{key}: Hydra's own options are not used; the run's folder is runtime.run_dir")
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{key}: one value is needed, got several ({value}); a list is written [a,b]")
+    if key in groups and not isinstance(parsed.value(), str | list):
+        raise ConfigError(f"{key}: the name of one of its files is needed, got {value}")
+    return override
 
 
 def force_value(override: str, groups: frozenset[str]) -> str:
@@ -82,4 +111,5 @@ def one_line(error: BaseException) -> str:
     """What Hydra's many-line messages say, without its search path and advice about its own options."""
     text = re.split(r"Config search path:|See https?://|Set the environment variable", str(error))[0]
     lines = [line.strip() for line in text.splitlines()]
-    return re.sub(r"\s*;\s*$", "", "; ".join(line for line in lines if line)) or type(error).__name__
+    joined = "; ".join(line for line in lines if line)
+    return re.sub(r"([:.]); ", r"\1 ", joined).rstrip("; ") or type(error).__name__

@@ -26,7 +26,8 @@ from neoproto.weights import Manifest, WeightVersion
 PROMPTS, P, R = 2, 3, 2
 GENERATED = {
     "prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask",
-    "rollout_log_probs", "weight_versions", "truncated", "uid", "data_source", "reward_model", "extra_info", "raw_prompt",
+    "rollout_log_probs", "weight_versions", "truncated", "uid", "data_source", "reward_model",
+    "extra_info", "raw_prompt",
 }  # fmt: skip
 
 

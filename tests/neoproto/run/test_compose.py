@@ -1,0 +1,200 @@
+"""From the command line's words to a configuration, or to one sentence about what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neoproto.config import CONFIG_NAMES
+from neoproto.errors import ConfigError
+from neoproto.run.compose import compose, compose_run
+
+MINE = """\
+defaults:
+  - ppo_monarch
+  - override data: mine
+  - _self_
+trainer:
+  experiment_name: mine
+"""
+MY_DATA = """\
+defaults:
+  - spell_backward
+  - _self_
+train_batch_size: 32
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's own configurations, and a working folder that is neither theirs nor the repository."""
+    configs = tmp_path / "my configs"
+    (configs / "data").mkdir(parents=True)
+    (configs / "mine.yaml").write_text(MINE)
+    (configs / "data" / "mine.yaml").write_text(MY_DATA)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return configs
+
+
+@pytest.mark.parametrize("name", CONFIG_NAMES)
+def test_shipped_names_compose_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = compose_run(name, [])
+    assert config.trainer.experiment_name == name.removesuffix("_monarch")
+
+
+def test_values_are_what_hydra_reads() -> None:
+    config = compose_run(
+        "ppo_monarch",
+        [
+            "data.train_batch_size=32",
+            "actor_rollout_ref.actor.optim.lr=1e-4",
+            "trainer.logger=[console,tensorboard]",
+            "trainer.total_training_steps=null",
+            "actor_rollout_ref.model.path='/models/a b'",
+            "runtime.env_vars.FOO=bar",
+            "+runtime.env_vars.BAR='1'",
+            "++data.task.options={min_word_len: 4, max_word_len: 4}",
+        ],
+    )
+    assert config.data.train_batch_size == 32
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-4
+    assert config.trainer.logger == ("console", "tensorboard")
+    assert config.trainer.total_training_steps is None
+    assert config.actor_rollout_ref.model.path == "/models/a b"
+    assert config.runtime.env_vars == {"FOO": "bar", "BAR": "1"}
+    assert config.data.task.options == {"min_word_len": 4, "max_word_len": 4}
+
+
+def test_a_group_is_chosen_by_name() -> None:
+    config = compose_run("ppo_monarch", ["data=files", "data.train_files=a.jsonl", "topology=split_ppo"])
+    assert config.data.train_files == ("a.jsonl",)
+    assert config.data.max_prompt_length == 512
+    assert config.topology is not None
+    assert [model.device_range for model in config.topology.models] == [(0, 1), (1, 2), (0, 1)]
+    assert compose_run("ppo_monarch", ["model@actor_rollout_ref.model=tiny"]).uses_critic
+    assert not compose_run("ppo_monarch", ["algorithm=grpo"]).uses_critic
+
+
+def test_a_group_is_added_and_a_section_left_out() -> None:
+    assert compose_run("ppo_monarch", ["+smoke=tiny"]).trainer.total_training_steps == 3
+    assert "critic" not in compose("ppo_monarch", ["~critic"])
+
+
+def test_a_value_wins_over_a_group_chosen_after_it() -> None:
+    assert compose_run("ppo_monarch", ["data.train_batch_size=16", "+smoke=tiny"]).data.train_batch_size == 16
+
+
+def test_own_configurations_build_on_ours(folder: Path) -> None:
+    config = compose_run("mine", ["data.max_response_length=6"], folder)
+    assert config.trainer.experiment_name == "mine"
+    assert (config.data.train_batch_size, config.data.max_response_length) == (32, 6)
+    assert config.data.task.name == "spell_backward"
+    assert compose_run("mine", ["data=spell_backward"], folder).data.train_batch_size == 64
+    assert compose_run("ppo_monarch", ["data=mine"], folder).data.train_batch_size == 32
+
+
+def test_an_own_file_wins_over_a_shipped_one_of_its_name(folder: Path) -> None:
+    (folder / "data" / "spell_backward.yaml").write_text("train_batch_size: 16\n")
+    assert compose_run("ppo_monarch", [], folder).data.train_batch_size == 16
+
+
+def test_a_relative_config_dir_is_taken_from_the_working_folder(folder: Path) -> None:
+    assert compose_run("mine", [], Path("..") / folder.name).trainer.experiment_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["nope=1"], "nope: unknown key; there is 'runtime'"),
+        (["trainr.seed=1"], "trainr: unknown key; did you mean 'trainer'?"),
+        (["trainer.sed=1"], "trainer.sed: unknown key; did you mean 'seed'?"),
+        (["+trainer.sed=1"], "trainer.sed: unknown key; did you mean 'seed'?"),
+        (["actor_rollout_ref.actor.optim.lrr=1"], "actor_rollout_ref.actor.optim.lrr: unknown key"),
+        (
+            ["actor_rollout_ref.actor.use_dynamic_bsz=true"],
+            "actor_rollout_ref.actor.use_dynamic_bsz: not supported: batches are cut by samples",
+        ),
+        (["data.train_batch_size=many"], "data.train_batch_size: wanted an integer, got 'many' (str)"),
+        (["data.train_batch_size="], "data.train_batch_size: wanted an integer, got '' (str)"),
+        (["runtime.env_vars.FOO=1"], "runtime.env_vars.FOO: wanted a string, got 1 (int)"),
+        (["actor_rollout_ref.model=tiny"], "actor_rollout_ref.model: wanted a mapping, got 'tiny' (str)"),
+        (["data=files"], "data.train_files: wanted a file or null, got an empty list"),
+        (
+            ["data=nope"],
+            "--config-name ppo_monarch: In 'ppo_monarch': Could not find 'data/nope' "
+            "Available options in 'data': files; spell_backward",
+        ),
+        (["+smoke=nope"], "--config-name ppo_monarch: In 'ppo_monarch': Could not find 'smoke/nope'"),
+        (["smoke=tiny"], "--config-name ppo_monarch: Could not override 'smoke'. No match"),
+        (["~nope"], "--config-name ppo_monarch: Could not delete from config. 'nope' does not exist"),
+        (["trainer=3"], "trainer: the name of one of its files is needed, got 3"),
+        (["topology=null"], "topology: the name of one of its files is needed, got null"),
+        (["data.train_batch_size"], "data.train_batch_size: cannot be read as key=value ("),
+        (["=3"], "=3: no key before the equals sign"),
+        (["data.train_files=[a"], "data.train_files=[a: cannot be read as key=value ("),
+        (["data.train_files=/a b=c"], "data.train_files=/a b=c: cannot be read as key=value ("),
+        (["topology.models[0].name=x"], "topology.models[0].name=x: cannot be read as key=value ("),
+        (["data.train_files=a,b"], "data.train_files: one value is needed, got several (a,b)"),
+        (["hydra.run.dir=x"], "hydra.run.dir: Hydra's own options are not used"),
+        (["hydra/launcher=basic"], "hydra/launcher: Hydra's own options are not used"),
+        (
+            ["trainer.project_name=${nowhere}"],
+            "--config-name ppo_monarch: Interpolation key 'nowhere' not found full_key: trainer.project_name",
+        ),
+        (["trainer.seed=???"], "--config-name ppo_monarch: MissingMandatoryValue while resolving"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence_that_names_it(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_run("ppo_monarch", overrides)
+    text = str(caught.value)
+    assert text.replace(";", "").startswith(said.replace(";", ""))
+    assert "\n" not in text
+
+
+def test_several_wrong_keys_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_run("ppo_monarch", ["trainer.sed=1", "data.train_batch_size=x", "nope=1"])
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "said"),
+    [
+        (
+            "nope",
+            False,
+            "--config-name nope: no such config among the shipped ones: ppo_monarch, grpo_monarch",
+        ),
+        ("nope", True, "--config-name nope: no such config in "),
+        ("broken", True, "--config-name broken: "),
+        ("strange", True, "--config-name strange: In 'strange': Could not find 'data/nothing'"),
+    ],
+)
+def test_a_wrong_name_is_one_sentence(folder: Path, name: str, own: bool, said: str) -> None:
+    (folder / "broken.yaml").write_text("a: [1\nb: 2\n")
+    (folder / "strange.yaml").write_text("defaults:\n  - data: nothing\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(name, [], folder if own else None)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_dir_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^--config-dir: no such folder: {tmp_path}/nothing$"):
+        compose("ppo_monarch", [], tmp_path / "nothing")
+
+
+def test_composing_leaves_hydra_as_it_was() -> None:
+    """So that a notebook may compose again, and after a mistake too."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    with pytest.raises(ConfigError):
+        compose("ppo_monarch", ["data=nope"])
+    assert not GlobalHydra.instance().is_initialized()
+    assert compose("ppo_monarch", []) == compose("ppo_monarch", [])

@@ -95,7 +95,7 @@ def checked(override: str, groups: frozenset[str]) -> str:
         raise ConfigError(f"{key}: Hydra's own options are not used; the run's folder is runtime.run_dir")
     if parsed.is_sweep_override():
         raise ConfigError(f"{key}: one value is needed, got several ({value}); a list is written [a,b]")
-    if key in groups and not isinstance(parsed.value(), str | list):
+    if key in groups and not parsed.is_delete() and not isinstance(parsed.value(), str | list):
         raise ConfigError(f"{key}: the name of one of its files is needed, got {value}")
     return override
 

@@ -51,8 +51,8 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json", RECORD_FILE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TinyModelOptions:
-    """The model's shape and its warm start; docs/task-and-recipe.md says why these values.
+class TinyModelOptions(WarmStartOptions):
+    """The model's shape, and its warm start's options; docs/task-and-recipe.md says why these values.
 
     Attributes:
         hidden_size, intermediate_size, num_layers, num_heads: the Llama's shape. hidden_size / num_heads must
@@ -60,17 +60,15 @@ class TinyModelOptions:
         max_positions: longest prompt and response together, in tokens.
         seed: of the first weights and of the order of rows.
         num_threads: torch threads while it is made; part of what makes the result reproducible.
-        warm_start: the supervised steps.
     """
 
     hidden_size: int = 128
     intermediate_size: int = 384
     num_layers: int = 2
     num_heads: int = 4
-    max_positions: int = 512
+    max_positions: int = 2048
     seed: int = 0
     num_threads: int = 1
-    warm_start: WarmStartOptions = dataclasses.field(default_factory=WarmStartOptions)
 
     def __post_init__(self) -> None:
         sizes = (
@@ -91,7 +89,7 @@ class TinyModelOptions:
                 f"num_heads: vLLM has no CPU kernel for heads of {self.hidden_size // self.num_heads}; "
                 f"known sizes: {', '.join(map(str, HEAD_SIZES))}"
             )
-        problems += [f"warm_start.{problem}" for problem in self.warm_start.problems()]
+        problems += self.problems()
         if problems:
             raise ConfigError(*(f"tiny model: {problem}" for problem in problems))
 
@@ -171,7 +169,7 @@ def make_tiny_model(
         starts lower.
 
     Raises:
-        ConfigError: no rows, a row without a text answer, a question and answer longer than `max_positions`.
+        ConfigError: no rows, a row without a text answer, no question that fits `max_positions`.
     """
     examples = examples_of(train_rows)
     phrases = shared_phrases([example.messages[-1]["content"] for example in examples])
@@ -179,7 +177,7 @@ def make_tiny_model(
     encoded = encode(examples, tokenizer, longest=options.max_positions)
     with _reproducible(options):
         model = _new_model(options, tokenizer)
-        end = warm_start(model, encoded, options.warm_start, seed=options.seed, progress=progress)
+        end = warm_start(model, encoded, options, seed=options.seed, progress=progress)
     with _no_progress_bar():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -187,7 +185,8 @@ def make_tiny_model(
         "recipe": RECIPE,
         "options": dataclasses.asdict(options),
         "phrases": list(phrases),
-        "rows": len(examples),
+        "rows": len(encoded.input_ids_bt),
+        "rows_too_long": len(examples) - len(encoded.input_ids_bt),
         "parameters": model.num_parameters(),
         "warm_start": {"steps": end.step, "sampled": end.sampled, "greedy": end.greedy},
     }
@@ -276,17 +275,12 @@ def _parser() -> argparse.ArgumentParser:
         "--options", type=json.loads, metavar="JSON", default='{"min_word_len": 3, "max_word_len": 4}',
         help="the task's own options",
     )  # fmt: skip
-    for title, options in (("the model", TinyModelOptions), ("its warm start", WarmStartOptions)):
-        group = parser.add_argument_group(title)
-        for option in dataclasses.fields(options):
-            if option.name != "warm_start":
-                kind = type(option.default)
-                group.add_argument(
-                    f"--{option.name.replace('_', '-')}",
-                    type=kind,
-                    default=option.default,
-                    help=kind.__name__,
-                )
+    model = parser.add_argument_group("the model and its warm start")
+    for option in dataclasses.fields(TinyModelOptions):
+        kind = type(option.default)
+        model.add_argument(
+            f"--{option.name.replace('_', '-')}", type=kind, default=option.default, help=kind.__name__
+        )
     return parser
 
 
@@ -302,13 +296,9 @@ def _print_progress(state: WarmStart) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code (2 for bad input)."""
     given = vars(_parser().parse_args(arguments))
-
-    def chosen(options: Any, **more: Any) -> Any:
-        names = {option.name for option in dataclasses.fields(options)} - set(more)
-        return options(**{name: given[name] for name in names}, **more)
-
+    names = [option.name for option in dataclasses.fields(TinyModelOptions)]
     try:
-        options = chosen(TinyModelOptions, warm_start=chosen(WarmStartOptions))
+        options = TinyModelOptions(**{name: given[name] for name in names})
         rows = load_task(
             given["task"], given["size"], given["task_seed"], given["options"], given["val_size"]
         ).train  # fmt: skip

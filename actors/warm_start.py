@@ -31,6 +31,8 @@ __all__ = [
 
 _IGNORE = -100
 _KEPT_OUT = 400
+_MOST_TOKENS_A_STEP = 4096
+_MOST_TOKENS_JUDGED = 65536
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +42,7 @@ class WarmStartOptions:
     Attributes:
         learning_rate, weight_decay: AdamW's.
         learning_rate_warmup: steps over which the learning rate rises from nothing.
-        batch_size: rows a step.
+        batch_size: rows a step; fewer where rows are long (4096 tokens at most).
         label_smoothing: share of the target's probability given to all other tokens. It keeps the policy from
             being sure of itself, so that there is something left to explore.
         stop_score: end once sampling at temperature 1 would answer this share of questions exactly; judged on
@@ -53,7 +55,7 @@ class WarmStartOptions:
     weight_decay: float = 0.01
     learning_rate_warmup: int = 20
     batch_size: int = 128
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.1
     stop_score: float = 0.5
     check_every: int = 5
     max_steps: int = 400
@@ -147,28 +149,32 @@ def examples_of(rows: Sequence[Mapping[str, Any]]) -> list[Example]:
 
 
 def encode(examples: Sequence[Example], tokenizer: Any, *, longest: int) -> Encoded:
-    """Token ids of prompts (through the chat template) and answers.
+    """Token ids of prompts (through the chat template) and answers, but for pairs longer than `longest`.
 
     Raises:
-        ConfigError: a prompt and answer of more than `longest` tokens.
+        ConfigError: nothing is short enough.
     """
-    prompts, answers = [], []
+    pairs = []
+    shortest: float = float("inf")
     for example in examples:
-        prompts.append(
-            tokenizer.apply_chat_template(example.messages, add_generation_prompt=True, return_dict=False)
+        prompt = tokenizer.apply_chat_template(
+            example.messages, add_generation_prompt=True, return_dict=False
         )
-        answers.append([*tokenizer.encode(example.answer, add_special_tokens=False), tokenizer.eos_token_id])
-    lengths = [len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    width = max(lengths)
-    if width > longest:
+        answer = [*tokenizer.encode(example.answer, add_special_tokens=False), tokenizer.eos_token_id]
+        shortest = min(shortest, len(prompt) + len(answer))
+        if len(prompt) + len(answer) <= longest:
+            pairs.append((prompt, answer))
+    if not pairs:
         raise ConfigError(
-            f"warm start: a question with its answer takes {width} tokens, the model has {longest}"
+            f"warm start: a question with its answer takes {shortest} tokens or more, the model has {longest}"
         )
-    input_ids_bt = torch.full((len(examples), width), tokenizer.pad_token_id)
-    labels_bt = torch.full((len(examples), width), _IGNORE)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        input_ids_bt[row, : lengths[row]] = torch.tensor([*prompt, *answer])
-        labels_bt[row, len(prompt) : lengths[row]] = torch.tensor(answer)
+    width = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    input_ids_bt = torch.full((len(pairs), width), tokenizer.pad_token_id)
+    labels_bt = torch.full((len(pairs), width), _IGNORE)
+    for row, (prompt, answer) in enumerate(pairs):
+        end = len(prompt) + len(answer)
+        input_ids_bt[row, :end] = torch.tensor([*prompt, *answer])
+        labels_bt[row, len(prompt) : end] = torch.tensor(answer)
     return Encoded(input_ids_bt, labels_bt[:, 1:].contiguous())
 
 
@@ -177,14 +183,15 @@ def warm_start(
 ) -> WarmStart:
     """Supervised steps on the answers, in place, until `stop_score` or `max_steps`.
 
-    The first rows (400, or a quarter of few) judge the score and are not trained on. `seed` fixes the order
-    of the rest; nothing else is drawn.
+    The first rows (400, or a quarter of few, or 65,536 tokens of long ones) judge the score and are not
+    trained on. `seed` fixes the order of the rest; nothing else is drawn.
     """
     started = time.monotonic()
-    total = len(encoded.input_ids_bt)
-    kept_out = min(_KEPT_OUT, total // 4)
+    total, width = encoded.input_ids_bt.shape
+    kept_out = min(_KEPT_OUT, total // 4, max(_MOST_TOKENS_JUDGED // width, 1))
+    batch_size = min(options.batch_size, max(_MOST_TOKENS_A_STEP // width, 1))
     judged = encoded.rows(slice(0, kept_out or total))
-    batches = _row_numbers(kept_out, total, options.batch_size, torch.Generator().manual_seed(seed))
+    batches = _row_numbers(kept_out, total, batch_size, torch.Generator().manual_seed(seed))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, betas=(0.9, 0.98)
     )

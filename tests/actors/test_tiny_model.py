@@ -24,7 +24,7 @@ from actors.tiny_model import (
     make_tiny_model,
     model_key,
 )
-from actors.warm_start import WarmStart, WarmStartOptions
+from actors.warm_start import WarmStart
 from neoproto.errors import ConfigError
 
 ROWS = [
@@ -37,7 +37,7 @@ ROWS = [
 ]
 SMALL = TinyModelOptions(
     hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, max_positions=32,
-    warm_start=WarmStartOptions(batch_size=16, max_steps=4, check_every=2),
+    batch_size=16, max_steps=4, check_every=2,
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_the_record_says_how_it_was_made(folder: Path) -> None:
     record = json.loads((folder / tiny_model.RECORD_FILE).read_text())
     assert record["options"]["hidden_size"] == 32
     assert record["phrases"] == ["Say the letter: "]
-    assert record["rows"] == len(ROWS)
+    assert (record["rows"], record["rows_too_long"]) == (len(ROWS), 0)
     assert record["warm_start"]["steps"] == 4
 
 
@@ -88,7 +88,7 @@ def test_the_key_changes_with_whatever_matters(monkeypatch: pytest.MonkeyPatch) 
         model_key(SMALL, ROWS),
         model_key(SMALL, ROWS[1:]),
         model_key(dataclasses.replace(SMALL, num_layers=2), ROWS),
-        model_key(dataclasses.replace(SMALL, warm_start=WarmStartOptions()), ROWS),
+        model_key(dataclasses.replace(SMALL, max_steps=5), ROWS),
     }
     monkeypatch.setattr(tiny_model, "RECIPE", 1000)
     keys.add(model_key(SMALL, ROWS))
@@ -159,9 +159,9 @@ def test_where_the_cache_is(environment: dict[str, str], expected: Path) -> None
             {"num_layers": 0, "num_heads": 0},
             "(?s)num_layers: at least 1, got 0.*num_heads: at least 1, got 0",
         ),
-        ({"warm_start": WarmStartOptions(stop_score=2)}, r"warm_start\.stop_score: from 0 to 1, got 2"),
-        ({"warm_start": WarmStartOptions(batch_size=0)}, r"warm_start\.batch_size: at least 1, got 0"),
-        ({"warm_start": WarmStartOptions(learning_rate=0)}, r"warm_start\.learning_rate: above 0, got 0"),
+        ({"stop_score": 2}, r"tiny model: stop_score: from 0 to 1, got 2"),
+        ({"batch_size": 0}, r"batch_size: at least 1, got 0"),
+        ({"learning_rate": 0}, r"learning_rate: above 0, got 0"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], said: str) -> None:

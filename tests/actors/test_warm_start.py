@@ -77,10 +77,12 @@ def test_prompt_and_padding_are_not_learnt() -> None:
     assert batch.labels_bt.tolist() == [[-100] * 4 + [c, 2, -100], [-100] * 3 + [b, c, d, 2]]
 
 
-def test_a_row_that_does_not_fit_is_refused() -> None:
+def test_rows_that_do_not_fit_are_left_out() -> None:
     tokenizer = build_tokenizer((), max_length=64)
-    with pytest.raises(ConfigError, match="takes 14 tokens, the model has 13"):
-        encode([Example([{"role": "user", "content": "12345"}], "12345")], tokenizer, longest=13)
+    long, short = (Example([{"role": "user", "content": text}], text) for text in ("12345", "123"))
+    assert encode([long, short, long], tokenizer, longest=13).input_ids_bt.shape == (1, 10)
+    with pytest.raises(ConfigError, match="takes 10 tokens or more, the model has 9"):
+        encode([long, short], tokenizer, longest=9)
 
 
 def run(seed: int = 0, **options: Any) -> tuple[Bigrams, WarmStart, list[WarmStart]]:
@@ -126,8 +128,21 @@ def test_rows_that_judge_are_not_trained_on() -> None:
     assert end.sampled < 0.05  # the first quarter judges, and says 3 where the others say 4
 
 
+def test_a_step_has_fewer_rows_where_they_are_long() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    class Watched(Bigrams):
+        def forward(self, input_ids_bt: Tensor, use_cache: bool) -> Any:
+            shapes.append(tuple(input_ids_bt.shape))
+            return super().forward(input_ids_bt, use_cache)
+
+    rows = encoded(*(([1], [3, 2]) for _ in range(300)), width=1024)
+    warm_start(Watched(torch.zeros(6, 6)), rows, WarmStartOptions(batch_size=128, max_steps=1), seed=0)
+    assert shapes == [(64, 1023), (4, 1023), (64, 1023)]
+
+
 def test_label_smoothing_keeps_the_policy_unsure() -> None:
-    sharp, _, _ = run(stop_score=1.0, max_steps=200)
+    sharp, _, _ = run(stop_score=1.0, max_steps=200, label_smoothing=0.0)
     smooth, _, _ = run(stop_score=1.0, max_steps=200, label_smoothing=0.3)
     probs = [torch.softmax(model.table.detach(), dim=-1)[1, 3] for model in (sharp, smooth)]
     assert float(probs[0]) > 0.95

@@ -182,8 +182,8 @@ def encode_prompts(
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
-            prompt without tokens; with `error`, prompts that are too long (the first ones by origin and
-            length); with `filter`, no prompt left.
+            prompt without tokens; with `error`, prompts that are too long (how many, and the first one's origin
+            and length); with `filter`, no prompt left.
     """
     if truncation not in get_args(Truncation):
         raise ConfigError(
@@ -327,12 +327,11 @@ def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
 def _refuse_overlong(
     rows: Sequence[PromptRow], encoded: Sequence[Sequence[int]], over: Sequence[int], limit: int
 ) -> None:
-    shown = [f"{rows[index].origin}: the prompt has {len(encoded[index])} tokens" for index in over[:5]]
-    more = f", and {len(over) - 5} more" if len(over) > 5 else ""
+    first = over[0]
     raise ConfigError(
-        f"data.max_prompt_length={limit}: {len(over)} of {len(rows)} prompts are longer{more} "
-        "(raise it, or set data.truncation to left, right or filter)",
-        *shown,
+        f"data.max_prompt_length={limit}: {len(over)} of {len(rows)} prompts are longer, first "
+        f"{rows[first].origin} with {len(encoded[first])} tokens "
+        "(raise it, or set data.truncation to left, right or filter)"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import string
 import subprocess
 import sys
@@ -185,18 +184,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "did you mean chain_sum" in capsys.readouterr().err
 
 
-def test_the_command_uses_the_cache(tmp_path: Path) -> None:
-    shape = "--hidden-size 32 --intermediate-size 32 --num-heads 1 --num-layers 1 --max-steps 0 --size 20"
-    command = [sys.executable, "-m", "actors.tiny_model", *shape.split(), "--val-size", "5"]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"NEOPROTO_CACHE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert Path(done.stdout.strip()).parent == tmp_path / "models"
-    assert done.stderr.startswith("step 0/0")
+def test_the_command_uses_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEOPROTO_CACHE", str(tmp_path))
+    shape = "--hidden-size 32 --intermediate-size 32 --num-heads 1 --num-layers 1 --max-steps 0"
+    assert main([*shape.split(), "--size", "20", "--val-size", "5"]) == 0
+    out = capsys.readouterr()
+    assert Path(out.out.strip()).parent == tmp_path / "models"
+    assert out.err.startswith("step 0/0: exact match")
 
 
 def test_importing_it_is_light() -> None:

@@ -15,11 +15,16 @@ from rich.table import Table
 from neoproto.trainer.sync import StepReport, TrainingResult
 
 
+PLAIN_WIDTH = 120
+
+
 class RunConsole:
     """Prints a run. On a terminal the step line is live; elsewhere each step is one plain line."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quiet)
+        # Into a file or pipe rich would fold tables at 80 columns; there is no window to fit there.
+        width = None if sys.stdout.isatty() else PLAIN_WIDTH
+        self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet, width=width)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 

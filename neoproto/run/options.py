@@ -8,6 +8,7 @@ from typing import Literal
 from actors.critic import CriticOptions
 from actors.policy import PolicyOptions
 from actors.reference import ReferenceOptions
+from actors.reward import RewardOptions
 from actors.rollout_options import EngineOptions, RolloutOptions
 from actors.torch_model import ModelOptions
 from actors.torch_worker import TorchOptions
@@ -126,6 +127,19 @@ def rollout_options(
             max_tokens=most,
             greedy=not validation.do_sample,
         ),
+    )
+
+
+def reward_options(config: RunConfig, model_dir: Path) -> RewardOptions:
+    """Options of the reward group."""
+    reward, custom = config.reward, config.reward.custom_reward_function
+    return RewardOptions(
+        tokenizer=str(model_dir),
+        name=reward.name,
+        custom_path=None if custom.path is None else str(Path(custom.path).expanduser().absolute()),
+        custom_name=custom.name,
+        timeout_s=reward.timeout_s,
+        max_concurrency=reward.max_concurrency,
     )
 
 

@@ -107,7 +107,7 @@ def check_reward_function(config: RunConfig) -> None:
     """Import the user's reward function, if there is one, to find out here that it cannot be."""
     custom = config.reward.custom_reward_function
     if custom.path is not None:
-        from actors.reward import load_reward_function
+        from actors.reward_function import load_reward_function
 
         load_reward_function(custom.path, custom.name)
 
@@ -138,11 +138,12 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
     tiny = config.actor_rollout_ref.model.tiny
     options = TinyModelOptions(
         hidden_size=tiny.hidden_size,
+        intermediate_size=tiny.intermediate_size,
         num_layers=tiny.num_layers,
         num_heads=tiny.num_heads,
+        seed=tiny.seed,
         stop_score=tiny.warm_start_score,
         max_steps=tiny.max_sft_steps,
-        seed=tiny.seed,
     )
     layout = [
         {"uid": row.uid, "prompt": row.messages, "reward_model": row.reward_model} for row in rows.train

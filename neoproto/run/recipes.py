@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actors.critic import CriticWorker
 from actors.policy import PolicyWorker
 from actors.reference import ReferenceWorker
-from actors.reward import RewardOptions, RewardWorker
+from actors.reward import RewardWorker
 from actors.rollout import RolloutWorker
 from actors.rollout_options import rollout_env
 from neoproto.run import options
@@ -57,7 +57,8 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
         reference = options.reference_options(config, prepared.model_dir, models["reference"].device_type)
         found.append(_recipe("reference", models["reference"].name, ReferenceWorker, reference, env))
     reward = models["reward"].name if "reward" in models else None
-    found.append(_recipe("reward", reward, RewardWorker, _reward_options(prepared), torch_env(1)))
+    judge = options.reward_options(config, prepared.model_dir)
+    found.append(_recipe("reward", reward, RewardWorker, judge, torch_env(1)))
     return found
 
 

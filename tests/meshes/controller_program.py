@@ -1,0 +1,36 @@
+"""A controller in a process of its own, to be ended in every way: `python -m tests.meshes.controller_program MODE DIR`.
+
+Prints one line of JSON once it is up, then does what MODE says: "close", "raise", "wait", "stuck" (a call runs for
+a minute), "exit" (leaves without closing).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from neoproto.runtime import ClassWithInitArgs, Runtime
+from tests.meshes.workers import Probe
+
+
+def main(mode: str, run_dir: str) -> None:
+    runtime = Runtime.from_config({"runtime": {"run_dir": run_dir}})
+    group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w")
+    if mode == "stuck":
+        group.submit("sleep", (60.0,))
+        group.submit("doze", (60.0,))
+    pids = [one["pid"] for one in group.whoami()]
+    print(json.dumps({"run_id": runtime.run_id, "pids": pids, "pid": os.getpid()}), flush=True)
+    if mode == "exit":
+        return
+    with runtime:
+        if mode == "raise":
+            raise RuntimeError("on purpose")
+        if mode in ("wait", "stuck"):
+            time.sleep(120)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

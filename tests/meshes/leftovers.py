@@ -1,0 +1,36 @@
+"""What a run may leave on the machine: processes with its mark, shared memory, folders and sockets."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from meshes.guardian import marked_processes
+
+
+def traces(run_id: str, controller: int | None = None) -> list[str]:
+    """Everything found of a run, and of its controller's Monarch client if the controller is gone."""
+    found = [f"process {pid}: {_command(pid)}" for pid in marked_processes(run_id)]
+    tmp = tempfile.gettempdir()
+    prefixes = [f"np-{run_id}"] + ([] if controller is None else [f"np-client-{controller}-"])
+    found += [f"folder {name}" for name in os.listdir(tmp) if name.startswith(tuple(prefixes))]
+    found += [f"shm {name}" for name in os.listdir("/dev/shm") if run_id in name]
+    found += [f"socket {line.split()[-1]}" for line in Path("/proc/net/unix").read_text().splitlines() if run_id in line]
+    return found
+
+
+def wait_until_clean(run_id: str, controller: int | None, seconds: float) -> list[str]:
+    """Wait for a run to be gone; what is left after `seconds`."""
+    until = time.monotonic() + seconds
+    while (left := traces(run_id, controller)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+    except OSError:
+        return "gone"

@@ -1,0 +1,84 @@
+"""However a controller ends, nothing of its run is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.meshes.leftovers import traces, wait_until_clean
+
+pytestmark = pytest.mark.live
+
+BOUND_S = 15.0
+
+
+@contextmanager
+def controller(mode: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.meshes.controller_program", mode, str(run_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        yield process, json.loads(line)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_normal_end_is_clean_and_quiet(tmp_path: Path) -> None:
+    shm, tmp = set(os.listdir("/dev/shm")), tmp_path / "run"
+    with controller("close", tmp) as (process, told):
+        assert len(traces(told["run_id"])) > 0, "the mark is where the traces are looked for"
+        started = time.monotonic()
+        rest, errors = process.communicate(timeout=60)
+        assert time.monotonic() - started < BOUND_S
+    assert process.returncode == 0
+    assert (rest, errors) == ("", ""), "the terminal stays clean"
+    assert traces(told["run_id"], told["pid"]) == []
+    assert {name for name in os.listdir("/dev/shm") if told["run_id"] in name} - shm == set()
+
+
+@pytest.mark.parametrize("mode", ["raise", "exit"])
+def test_an_exception_and_a_forgotten_close_leave_nothing(mode: str, tmp_path: Path) -> None:
+    with controller(mode, tmp_path / "run") as (process, told):
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == (1 if mode == "raise" else 0)
+    assert ("on purpose" in errors) == (mode == "raise")
+    assert traces(told["run_id"], told["pid"]) == []
+
+
+@pytest.mark.parametrize("mode", ["wait", "stuck"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_closes_everything(name: str, mode: str, tmp_path: Path) -> None:
+    signum = signal.Signals[name]
+    with controller(mode, tmp_path / "run") as (process, told):
+        started = time.monotonic()
+        process.send_signal(signum)
+        process.communicate(timeout=60)
+        assert time.monotonic() - started < BOUND_S
+    expected = -signal.SIGINT if signum is signal.SIGINT else 128 + signum
+    assert process.returncode == expected
+    assert traces(told["run_id"], told["pid"]) == []
+
+
+@pytest.mark.parametrize("mode", ["wait", "stuck"])
+def test_a_killed_controller_leaves_nothing(mode: str, tmp_path: Path) -> None:
+    with controller(mode, tmp_path / "run") as (process, told):
+        process.kill()
+        process.wait()
+        assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []

@@ -1,0 +1,197 @@
+"""The control plane on real Monarch processes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neoproto.errors import (
+    CallCancelled,
+    DeadlineExceeded,
+    GroupBroken,
+    RemoteError,
+    RuntimeClosed,
+    WorkerDied,
+    WorkerInitError,
+)
+from neoproto.runtime import ClassWithInitArgs, RemoteCall, Runtime, current_runtime
+from tests.meshes.leftovers import traces
+from tests.meshes.workers import Probe
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with Runtime.from_config({"runtime": {"run_dir": str(tmp_path), "env_vars": {"COLOUR": "blue"}}}) as runtime:
+        yield runtime
+    assert traces(runtime.run_id) == []
+
+
+def test_a_group_calls_its_ranks_in_every_way(runtime: Runtime, tmp_path: Path) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe, 10, env={"SHAPE": "round", "COLOUR": "red"}),
+        on=runtime.create_resource_pool(1, 2),
+        name="probe",
+    )
+    assert group.submit("add", args=(1,), timeout=30).result() == [11, 11]
+    assert group.add(2) == [13, 13]
+    assert group.submit("echo", args=("x",), timeout=30, blocking=True) == ["x", "x"]
+    assert group.lead() == 0
+    assert group.own([5, 6]) == [(0, 5), (1, 6)]
+    assert group.rank(1).submit("whoami").result()[0]["rank"] == 1
+    assert group.execute_rank_zero_sync("add", 1) == 14
+    assert group.rank(1).add(1) == [14], "a view has its own place in the order"
+    assert group.add(1) == [15, 15]
+    assert [one["local_rank"] for one in group.whoami()] == [0, 1]
+    assert group.environment("COLOUR") == ["red", "red"]
+    assert group.environment("SHAPE") == ["round", "round"]
+    assert group.submit("left", timeout=30).result()[0] < 30
+    assert group.left() == [math.inf, math.inf]
+    assert group.all_reduce() == [3.0, 3.0]
+    group.write("words")
+    log = (tmp_path / "logs" / "probe" / "rank1.log").read_text()
+    assert [word in log for word in ("native words", "error words", "python words")] == [True] * 3
+    with pytest.raises(AttributeError, match="no public method 'nothing'"):
+        group.submit("nothing")
+    with pytest.raises(ValueError, match="one entry per rank"):
+        group.own([1, 2, 3])
+
+
+def test_a_process_beside_the_controller(runtime: Runtime) -> None:
+    pool = runtime.create_resource_pool(on="controller")
+    runner = runtime.create_worker_group(ClassWithInitArgs(Probe, 1), on=pool, name="runner")
+    assert runner.execute_rank_zero_sync("add", 1) == 2
+    assert runner.environment("COLOUR") == ["blue"]
+
+
+def test_calls_work_on_a_running_loop(runtime: Runtime) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
+    )
+
+    async def body() -> None:
+        assert await group.submit("add", (1,), timeout=30) == [1, 1]
+        assert group.submit("add", (1,), timeout=30).result() == [2, 2], "blocking on a loop still works"
+        calls = [group.submit("echo", (number,), timeout=30) for number in range(20)]
+        assert await RemoteCall.gather(calls) == [[number] * 2 for number in range(20)]
+        slow, quick = group.submit("doze", (30.0,)), group.submit("doze", (0.01,))
+        completed, pending = await RemoteCall.wait([slow, quick], count=1)
+        assert completed == [quick]
+        assert pending == [slow]
+        assert slow.cancel()
+        with pytest.raises(CallCancelled):
+            await slow
+        assert not slow.cancel()
+
+    asyncio.run(body())
+
+
+def test_calls_from_a_bare_thread(runtime: Runtime) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
+    )
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(group.add(1)))
+    thread.start()
+    thread.join(30)
+    assert results == [[1]]
+
+
+def test_an_exception_arrives_as_itself(runtime: Runtime) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
+    )
+    with pytest.raises(KeyError, match="lost") as caught:
+        group.fail("lost")
+    notes = "\n".join(caught.value.__notes__)
+    assert "tests/meshes/workers.py" in notes, "the remote traceback names real files"
+    assert "in fail" in notes
+    with pytest.raises(RemoteError, match=r"OddError: ab") as odd:
+        group.fail_oddly()
+    assert "in fail_oddly" in odd.value.traceback
+    assert group.add(1) == [1, 1], "the group goes on"
+
+
+def test_a_deadline_breaks_the_group_of_a_sync_method(runtime: Runtime) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
+    )
+    with pytest.raises(DeadlineExceeded) as dozed:
+        group.submit("doze", (30.0,), timeout=0.3, blocking=True)
+    assert dozed.value.ranks == (0, 1)
+    assert group.add(1) == [1, 1], "an async method past its deadline breaks nothing"
+    call = group.submit("sleep", (30.0,), timeout=0.5)
+    time.sleep(0.4)
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded) as caught:
+        call.result()
+    assert time.monotonic() - started < 2.5, "a late result() does not restart the deadline"
+    assert (caught.value.method, caught.value.group, caught.value.ranks) == ("sleep", "probe", (0, 1))
+    assert "in sleep" in caught.value.stacks[1]
+    with pytest.raises(GroupBroken, match="sleep overran"):
+        group.submit("add", (1,))
+    started = time.monotonic()
+    group.close()
+    assert time.monotonic() - started < 5, "a broken group is killed, not drained"
+    with pytest.raises(RuntimeClosed):
+        group.submit("add", (1,))
+
+
+def test_an_init_failure_names_its_rank_at_once(runtime: Runtime) -> None:
+    pool = runtime.create_resource_pool(1, 2)
+    started = time.monotonic()
+    with pytest.raises(WorkerInitError, match=r"probe\[1\].*LookupError") as caught:
+        runtime.create_worker_group(ClassWithInitArgs(Probe, fail_on=1), on=pool, name="probe")
+    assert time.monotonic() - started < 40, "the other rank's minute is not waited for"
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert "rank 1 of 2 starts" in "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_dead_worker_is_reported_within_seconds(runtime: Runtime, signum: signal.Signals) -> None:
+    pool = runtime.create_resource_pool(1, 2)
+    group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool, name="probe")
+    other = runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool, name="other")
+    pid = group.whoami()[1]["pid"]
+    pending = group.submit("sleep", (60.0,), timeout=90)
+    time.sleep(0.2)
+    os.kill(pid, signum)
+    started = time.monotonic()
+    with pytest.raises(WorkerDied) as caught:
+        pending.result()
+    assert time.monotonic() - started < 5
+    died = caught.value
+    assert (died.group, died.rank) == ("probe", 1)
+    assert "rank 1 of 2 starts" in died.log_tail
+    if signum is signal.SIGKILL:
+        assert died.cause == "signal 9 (SIGKILL)"
+    with pytest.raises(WorkerDied):
+        group.rank(1).submit("add", (1,))
+    assert other.add(1) == [1, 1], "other groups go on"
+    time.sleep(2.5)  # Monarch's own report comes later; it must not interrupt the program
+    group.close()
+
+
+def test_one_live_root_a_process(runtime: Runtime, tmp_path: Path) -> None:
+    assert current_runtime() is runtime
+    with pytest.raises(RuntimeError, match="live Runtime"):
+        Runtime.from_config({"runtime": {"run_dir": str(tmp_path)}})
+    runtime.close()
+    runtime.close()
+    with pytest.raises(RuntimeClosed):
+        current_runtime()
+    with pytest.raises(RuntimeClosed):
+        runtime.create_resource_pool()
+    with Runtime.from_config({"runtime": {"run_dir": str(tmp_path / "second")}}) as second:
+        pool = second.create_resource_pool(1, 1)
+        group = second.create_worker_group(ClassWithInitArgs(Probe), on=pool)
+        assert group.add(1) == [1]

@@ -1,0 +1,197 @@
+"""Judging samples: concurrency, limits, blame; and where scores go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.reward import Judge, RewardOptions, RewardWorker, Sample, decode, in_thread, place_scores
+from neoproto.data import DataProto
+from neoproto.errors import RewardError
+
+ARGUMENTS = "data_source, solution_str, ground_truth, extra_info"
+
+
+def sample(solution: str = "cba", uid: str = "q1", **changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "uid": uid,
+        "data_source": "letters",
+        "solution": solution,
+        "style": "exact_match",
+        "ground_truth": "cba",
+        "extra_info": {},
+        "step": 7,
+    }
+    return Sample(**(values | changes))
+
+
+def custom(folder: Path, body: str, *, prefix: str = "", **changes: Any) -> Judge:
+    path = folder / "my_reward.py"
+    path.write_text(f"import asyncio, time\n{prefix}def compute_score({ARGUMENTS}):\n    {body}\n")
+    return Judge(RewardOptions(tokenizer="", custom_path=str(path), **changes))
+
+
+def scores(judge: Judge, *samples: Sample) -> list[float]:
+    return [made.score for made in asyncio.run(judge.score(samples))]
+
+
+def blamed(judge: Judge, *samples: Sample) -> str:
+    with pytest.raises(RewardError) as caught:
+        asyncio.run(judge.score(samples))
+    return str(caught.value)
+
+
+def test_rows_are_judged_by_their_style() -> None:
+    judge = Judge(RewardOptions(tokenizer=""))
+    assert scores(
+        judge,
+        sample("cba"),
+        sample("abc"),
+        sample("it is 7", style="last_number", ground_truth="7"),
+        sample("$1/2$", style="math_verify", ground_truth="0.5"),
+    ) == [1.0, 0.0, 1.0, 1.0]
+    judge.close()
+
+
+def test_a_named_built_in_judges_every_row() -> None:
+    assert scores(
+        Judge(RewardOptions(tokenizer="", name="last_number")), sample("4 cba 5", ground_truth=5)
+    ) == [1]
+
+
+def test_a_plain_function_gets_what_verls_gets(tmp_path: Path) -> None:
+    judge = custom(
+        tmp_path, "return {'score': len(solution_str), 'seen': [data_source, ground_truth, extra_info]}"
+    )
+    (made,) = asyncio.run(judge.score([sample("four", extra_info={"a": 1})]))
+    assert (made.score, made.extra) == (4.0, {"seen": ["letters", "cba", {"a": 1}]})
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_samples_overlap_up_to_the_limit(tmp_path: Path, kind: str) -> None:
+    prefix, nap = ("", "time.sleep(0.1)") if kind == "plain" else ("async ", "await asyncio.sleep(0.1)")
+    body = (
+        "global now, most\n    now += 1\n    most = max(most, now)\n"
+        f"    {nap}\n    now -= 1\n    return {{'score': float(solution_str), 'most': most}}"
+    )
+    judge = custom(tmp_path, body, prefix=f"now = most = 0\n{prefix}", max_concurrency=4)
+    start = time.perf_counter()
+    made = asyncio.run(judge.score([sample(str(index)) for index in range(12)]))
+    assert [one.score for one in made] == [float(index) for index in range(12)]
+    assert max(one.extra["most"] for one in made) == 4
+    assert 0.25 < time.perf_counter() - start < 1.1
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return 1 / 0", "raised line 3: ZeroDivisionError: division by zero"),
+        ("return 'good'", "it returned 'good' (str), not a number"),
+        ("return float('nan')", "it returned nan, which is not finite"),
+        ("raise TimeoutError('of its own')", "raised line 3: TimeoutError: of its own"),
+    ],
+)
+def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, body: str, said: str) -> None:
+    text = blamed(custom(tmp_path, body, prefix=prefix), sample(uid="q42"))
+    assert said in text
+    assert "sample q42 (data source letters, step 7)" in text
+    assert "compute_score of " in text
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_a_slow_function_is_cut_off(tmp_path: Path, prefix: str) -> None:
+    nap = "await asyncio.sleep(5)" if prefix else "time.sleep(1)"
+    start = time.perf_counter()
+    text = blamed(custom(tmp_path, nap, prefix=prefix, timeout_s=0.2), sample())
+    assert "took longer than reward.timeout_s=0.2" in text
+    assert time.perf_counter() - start < 0.9
+
+
+def test_a_built_in_that_cannot_judge_names_the_sample() -> None:
+    judge = Judge(RewardOptions(tokenizer=""))
+    assert "sample q1" in blamed(judge, sample(style="model"))
+    assert "the ground truth 'x' has no number" in blamed(
+        judge, sample(style="last_number", ground_truth="x")
+    )
+    assert "extra_info lacks question" in blamed(judge, sample(style="reasoning_gym"))
+
+
+def test_a_thread_hands_its_error_on() -> None:
+    def fail() -> None:
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        asyncio.run(in_thread(fail))
+
+
+def test_scores_go_to_the_last_response_token() -> None:
+    placed = place_scores([0.5, -1.0, 2.0], torch.tensor([1, 3, 4]), 4)
+    assert placed.tolist() == [[0.5, 0, 0, 0], [0, 0, -1.0, 0], [0, 0, 0, 2.0]]
+    assert place_scores([], torch.zeros(0, dtype=torch.int64), 4).shape == (0, 4)
+    with pytest.raises(RewardError, match="row 1 has no response token"):
+        place_scores([1.0, 1.0], torch.tensor([1, 0]), 4)
+
+
+class Letters:
+    """A tokenizer whose token 3 + i is the letter i, and whose others are special."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "".join("abcdefgh"[i - 3] if i > 2 else "" if skip_special_tokens else "#" for i in ids)
+
+
+def test_padding_and_special_tokens_are_not_part_of_the_text() -> None:
+    responses = torch.tensor([[5, 4, 3, 2, 0], [3, 3, 3, 3, 3]])
+    assert decode(Letters(), responses, torch.tensor([4, 2])) == ["cba", "aa"]
+
+
+def worker(options: RewardOptions, monkeypatch: pytest.MonkeyPatch) -> RewardWorker:
+    monkeypatch.setattr("actors.reward.load_tokenizer", lambda folder: Letters())
+    return RewardWorker(options)
+
+
+def batch(**meta: Any) -> DataProto:
+    return DataProto.from_dict(
+        tensors={
+            "responses": torch.tensor([[5, 4, 3, 2], [5, 4, 4, 4]]),
+            "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]]),
+        },
+        non_tensors={
+            "uid": ["q0", "q1"],
+            "data_source": ["letters"] * 2,
+            "reward_model": [{"style": "exact_match", "ground_truth": "cba"}] * 2,
+            "extra_info": [{}, {}],
+        },
+        meta_info=meta,
+    )
+
+
+def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = worker(RewardOptions(tokenizer="there"), monkeypatch)
+    out = asyncio.run(made.compute_score(batch(step=3, keep_text=True)))
+    assert out["token_level_scores"].tolist() == [[0, 0, 0, 1.0], [0, 0, 0, 0]]
+    assert out["token_level_scores"].dtype is torch.float32
+    assert np.asarray(out["acc"]).tolist() == [1.0, 0.0]
+    assert list(out["response_text"]) == ["cba", "cbb"]
+    assert "response_text" not in asyncio.run(made.compute_score(batch())).non_tensor_batch
+    assert asyncio.run(made.stats())["samples"] == 4
+
+
+def test_the_worker_keeps_what_a_custom_function_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.py"
+    path.write_text(
+        f"def compute_score({ARGUMENTS}): return {{'score': 0.5, 'acc': 1, 'why': solution_str}}\n"
+    )
+    made = worker(RewardOptions(tokenizer="there", custom_path=str(path)), monkeypatch)
+    out = asyncio.run(made.compute_score(batch()))
+    assert list(out["reward_extra_info"]) == [{"why": "cba"}, {"why": "cbb"}]
+    assert np.asarray(out["acc"]).tolist() == [1.0, 1.0]
+    assert out["token_level_scores"][1].tolist() == [0, 0, 0.5, 0]

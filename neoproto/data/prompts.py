@@ -182,8 +182,8 @@ def encode_prompts(
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
-            prompt without tokens; with `error`, prompts that are too long (how many, and the first one's origin
-            and length); with `filter`, no prompt left.
+            prompt without tokens; with `error`, prompts that are too long (how many, and where the first is
+            and its length); with `filter`, no prompt left.
     """
     if truncation not in get_args(Truncation):
         raise ConfigError(

@@ -34,7 +34,8 @@ class MathJudge:
     """Asks the child, one question at a time; callable from any thread. The first question starts it.
 
     Attributes:
-        timeouts: answers judged wrong because they took too much time or memory.
+        timeouts: answers judged wrong because the child did not answer in time or memory. Comparisons that
+            math-verify itself breaks off, which it only logs, are wrong answers and not counted here.
     """
 
     def __init__(self) -> None:

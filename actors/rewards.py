@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, get_args
 
+from neoproto.data.rows import PromptRow
 from neoproto.errors import ConfigError
 
 BuiltIn = Literal["exact_match", "last_number", "math_verify", "reasoning_gym"]
@@ -113,6 +114,29 @@ def choose_built_in(name: str, style: str, data_source: str) -> str:
         f"{data_source!r}; set reward.name to one of {', '.join(BUILT_INS)}, or "
         "reward.custom_reward_function.path"
     )
+
+
+def check_rows(name: str, rows: Iterable[PromptRow]) -> None:
+    """Refuse rows that no built-in reward judges, before anything is started.
+
+    Args:
+        name: `reward.name`.
+        rows: training and validation rows; needless with a custom reward function.
+
+    Raises:
+        ConfigError: for each style and data source without a judge, naming the first such row.
+    """
+    problems = {}
+    for row in rows:
+        kind = (str(row.reward_model.get("style")), row.data_source)
+        if kind in problems:
+            continue
+        try:
+            choose_built_in(name, *kind)
+        except ConfigError as error:
+            problems[kind] = f"{row.origin}: {error}"
+    if problems:
+        raise ConfigError(*problems.values())
 
 
 @cache

@@ -9,12 +9,14 @@ import pytest
 
 from actors.rewards import (
     BUILT_INS,
+    check_rows,
     choose_built_in,
     exact_match,
     find_last_number,
     last_number,
     reasoning_gym_score,
 )
+from neoproto.data.rows import rows_from_dicts
 from neoproto.errors import ConfigError
 
 
@@ -85,3 +87,19 @@ def test_a_rows_style_chooses_unless_the_name_does() -> None:
         choose_built_in("auto", "rule", "mine")
     with pytest.raises(ConfigError, match=r"reward\.name: 'bleu' is not known; known: auto, exact_match"):
         choose_built_in("bleu", "exact_match", "x")
+
+
+def test_rows_without_a_judge_are_refused_once_a_kind() -> None:
+    def row(style: str, source: str) -> dict[str, Any]:
+        return {
+            "prompt": [{"role": "user", "content": "?"}],
+            "data_source": source,
+            "reward_model": {"style": style, "ground_truth": "1"},
+        }
+
+    good, bad = row("exact_match", "a"), [row("model", "b"), row("model", "b"), row("model", "c")]
+    check_rows("auto", rows_from_dicts([good], name="mine"))
+    check_rows("exact_match", rows_from_dicts([good, *bad], name="mine"))
+    with pytest.raises(ConfigError) as caught:
+        check_rows("auto", rows_from_dicts([good, *bad], name="mine"))
+    assert [problem[:13] for problem in caught.value.problems] == ["mine, row 1: ", "mine, row 3: "]

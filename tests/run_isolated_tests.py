@@ -1,10 +1,10 @@
 """Runs tests one by one, each case in a fresh interpreter and a session of its own.
 
-    python -m tests.run_isolated_tests PATHS… [-j N] [-k EXPR] [-m MARK] [--lf] [--out DIR] [--timeout SECONDS]
+    python -m tests.run_isolated_tests PATHS… [-j N] [-k EXPR] [-m MARK] [--lf] [--out DIR] [--timeout S]
 
-Live cases start real processes; a hung or crashed one must not take the others along. The folder `--out` keeps the
-manifest of collected cases, each case's log and JUnit report, its exit code, and a summary. A hung case is killed
-with its whole session, reported as such, and the rest go on.
+Live cases start real processes; a hung or crashed one must not take the others along. The folder `--out`
+keeps the manifest of collected cases, each case's log and JUnit report, its exit code, and a summary. A hung
+case is killed with its whole session, reported as such, and the rest go on.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_OUT = Path("outputs") / "isolated-tests"
 CASE_TIMEOUT_S = 180.0
 GRACE_S = 16.0
-"""After its session is killed, how long a case's guardians get to remove what it left."""
+"""After its session is killed, how long it may take to be gone."""
+_LISTING = "NEOPROTO_TEST_LISTING"
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How one case ended: `status` is passed, failed, skipped or hung; `exit_code` is None if it was killed."""
+    """How one case ended: `status` is passed, failed, skipped or hung; no `exit_code` if it was killed."""
 
     case: str
     status: str
@@ -43,7 +47,7 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Collect, run, report. Returns 0 if nothing failed."""
     options = _parse(arguments)
-    out: Path = options.out
+    out: Path = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     cases = collect(options.paths, options.mark, options.expression, out)
     if options.last_failed:
@@ -51,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (out / "manifest.json").write_text(json.dumps(cases, indent=1))
     started = time.monotonic()
     outcomes: list[Outcome] = []
+    signal.signal(signal.SIGTERM, _terminate)
     with concurrent.futures.ThreadPoolExecutor(max_workers=options.jobs) as pool:
         running = [pool.submit(run_case, case, out, options.timeout) for case in cases]
         for done in concurrent.futures.as_completed(running):
@@ -60,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if outcome.status in ("failed", "hung"):
                 print(_tail(Path(outcome.log)), flush=True)
     (out / "summary.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
-    counts = {status: sum(one.status == status for one in outcomes) for status in ("passed", "skipped", "hung")}
+    counts = {
+        status: sum(one.status == status for one in outcomes) for status in ("passed", "skipped", "hung")
+    }
     failed = len(outcomes) - counts["passed"] - counts["skipped"]
     hung = f" ({counts['hung']} hung)" if counts["hung"] else ""
     print(f"isolated: {time.monotonic() - started:.0f} s, logs in {out}")
@@ -74,28 +81,45 @@ def collect(paths: Sequence[str], mark: str, expression: str, out: Path) -> list
     Raises:
         SystemExit: collection itself failed.
     """
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *paths]
+    command = [*_pytest(), "--collect-only", "-q", *paths]
     command += ["-m", mark] if mark else []
     command += ["-k", expression] if expression else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    listing = out / "collected.json"
+    listing.unlink(missing_ok=True)
+    env = {**os.environ, _LISTING: str(listing)}
+    command += ["-p", "tests.run_isolated_tests"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
     (out / "collection.log").write_text(done.stdout + done.stderr)
     if done.returncode not in (0, 5):  # 5: nothing collected
         print(done.stdout + done.stderr)
         raise SystemExit(f"collection failed with exit code {done.returncode}")
-    return [line.strip() for line in done.stdout.splitlines() if "::" in line]
+    cases: list[str] = json.loads(listing.read_text())
+    return cases
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """This module is also the plugin that lists the cases, by file: pytest's own ids depend on its root."""
+    if _LISTING in os.environ:
+        cases = []
+        for item in session.items:
+            inside = item.path.is_relative_to(ROOT)
+            path = item.path.relative_to(ROOT) if inside else item.path
+            cases.append(f"{path}::{item.nodeid.partition('::')[2]}")
+        Path(os.environ[_LISTING]).write_text(json.dumps(cases))
 
 
 def run_case(case: str, out: Path, timeout_s: float) -> Outcome:
     """Run one case in a fresh interpreter and session; end everything it left in that session."""
     name = re.sub(r"[^A-Za-z0-9_.\-\[\]]+", "-", case.removeprefix("tests/"))[-150:]
     log_path = out / f"{name}.log"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", case]
+    command = [*_pytest(), "-q", case]
     command.append(f"--junitxml={out / f'{name}.xml'}")
     started = time.monotonic()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
         )
+        _running.add(process)
         exit_code: int | None
         try:
             exit_code = process.wait(timeout_s)
@@ -103,15 +127,34 @@ def run_case(case: str, out: Path, timeout_s: float) -> Outcome:
             exit_code = None
             log.write(f"\nHUNG: killed with its session after {timeout_s:.0f} s\n".encode())
         _end_session(process)
+        _running.discard(process)
     seconds = time.monotonic() - started
     (out / f"{name}.exit").write_text(f"{'killed' if exit_code is None else exit_code}\n")
     return Outcome(
-        case=case, status=_status(exit_code, log_path), exit_code=exit_code, seconds=seconds, log=str(log_path)
+        case=case,
+        status=_status(exit_code, log_path),
+        exit_code=exit_code,
+        seconds=seconds,
+        log=str(log_path),
     )
 
 
+def _pytest() -> list[str]:
+    """pytest with this repository's configuration, wherever the tests lie."""
+    return [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+
+
+def _terminate(signum: int, _: object) -> None:
+    """A runner that is told to go takes the running cases along."""
+    for process in list(_running):
+        for pid in _session_members(process.pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    os._exit(128 + signum)
+
+
 def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL what is left of the case's session; hosts it started sit in their own, and its guardian ends them."""
+    """SIGKILL what is left of the case's session; hosts it started have their own, and a guardian."""
     left = _session_members(process.pid)
     for pid in left:
         with contextlib.suppress(OSError):

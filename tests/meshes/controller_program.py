@@ -1,7 +1,9 @@
-"""A controller in a process of its own, to be ended in every way: `python -m tests.meshes.controller_program MODE DIR`.
+"""A controller in a process of its own, to be ended in every way.
 
-Prints one line of JSON once it is up, then does what MODE says: "close", "raise", "wait", "stuck" (a call runs for
-a minute), "exit" (leaves without closing).
+    python -m tests.meshes.controller_program MODE DIR
+
+Prints one line of JSON once it is up, then does what MODE says: "close", "raise", "wait", "stuck" (a call
+runs for a minute), "exit" (leaves without closing).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tests.meshes.workers import Probe
 
 def main(mode: str, run_dir: str) -> None:
     runtime = Runtime.from_config({"runtime": {"run_dir": run_dir}})
-    group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w")
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w"
+    )
     if mode == "stuck":
         group.submit("sleep", (60.0,))
         group.submit("doze", (60.0,))

@@ -17,7 +17,11 @@ def traces(run_id: str, controller: int | None = None) -> list[str]:
     prefixes = [f"np-{run_id}"] + ([] if controller is None else [f"np-client-{controller}-"])
     found += [f"folder {name}" for name in os.listdir(tmp) if name.startswith(tuple(prefixes))]
     found += [f"shm {name}" for name in os.listdir("/dev/shm") if run_id in name]
-    found += [f"socket {line.split()[-1]}" for line in Path("/proc/net/unix").read_text().splitlines() if run_id in line]
+    found += [
+        f"socket {line.split()[-1]}"
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if run_id in line
+    ]
     return found
 
 

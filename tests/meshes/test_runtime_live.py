@@ -31,7 +31,9 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    with Runtime.from_config({"runtime": {"run_dir": str(tmp_path), "env_vars": {"COLOUR": "blue"}}}) as runtime:
+    with Runtime.from_config(
+        {"runtime": {"run_dir": str(tmp_path), "env_vars": {"COLOUR": "blue"}}}
+    ) as runtime:
         yield runtime
     assert traces(runtime.run_id) == []
 

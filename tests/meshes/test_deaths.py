@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshes.deaths import DeathWatch, describe_status, parse_fault
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+def test_reports_name_rank_and_cause() -> None:
+    killed = (
+        "The actor <root>.<meshes.container.Container np-w{'hosts': 1/2, 'procs': 1/4}> and all its "
+        "descendants have failed:\n  the process this actor was running on failed: Killed(sig=9)"
+    )
+    assert parse_fault(killed) == (5, "signal 9 (SIGKILL)")
+    assert parse_fault("{'hosts': 0/1, 'procs': 2/4} failed: Stopped(exit_code=3)") == (2, "exit code 3")
+    assert parse_fault("something else\n  broke") == (None, "broke")
+    assert parse_fault("") == (None, "unknown")
+    assert describe_status(9) == "signal 9 (SIGKILL)"
+    assert describe_status(3 << 8) == "exit code 3"
+
+
+@pytest.fixture
+def reports() -> queue.Queue[tuple[str, int, str | None]]:
+    return queue.Queue()
+
+
+def wait_for_cause(reports: queue.Queue[tuple[str, int, str | None]]) -> tuple[str, int, str]:
+    while True:
+        key, rank, cause = reports.get(timeout=10)
+        if cause is not None:
+            return key, rank, cause
+
+
+def test_a_death_is_known_at_once_and_its_cause_soon(
+    reports: queue.Queue[tuple[str, int, str | None]],
+) -> None:
+    watch = DeathWatch(lambda *report: reports.put(report))
+    process = subprocess.Popen(SLEEP)
+    watch.watch("g", 3, process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert reports.get(timeout=10) == ("g", 3, None)
+    process.wait()
+    key, rank, cause = wait_for_cause(reports)
+    assert (key, rank) == ("g", 3)
+    assert cause == "signal 9 (SIGKILL)" or "neither" in cause
+    assert time.monotonic() - started < 5
+    watch.close()
+
+
+def test_supervision_may_know_the_cause_first(reports: queue.Queue[tuple[str, int, str | None]]) -> None:
+    watch = DeathWatch(lambda *report: reports.put(report))
+    watch.report_cause("g", 0, "exit code 1")
+    assert wait_for_cause(reports) == ("g", 0, "exit code 1")
+    watch.close()
+
+
+def test_a_released_group_is_not_reported(reports: queue.Queue[tuple[str, int, str | None]]) -> None:
+    watch = DeathWatch(lambda *report: reports.put(report))
+    before = len(os.listdir("/proc/self/fd"))
+    process = subprocess.Popen(SLEEP)
+    watch.watch("g", 0, process.pid)
+    watch.forget("g")
+    process.kill()
+    process.wait()
+    time.sleep(0.2)
+    assert reports.empty()
+    assert len(os.listdir("/proc/self/fd")) == before
+    watch.close()
+
+
+def test_a_process_that_is_gone_is_reported(reports: queue.Queue[tuple[str, int, str | None]]) -> None:
+    watch = DeathWatch(lambda *report: reports.put(report))
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    watch.watch("g", 0, process.pid)
+    assert wait_for_cause(reports)[:2] == ("g", 0)
+    watch.close()

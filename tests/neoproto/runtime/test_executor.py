@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
+from neoproto.runtime.executor import InitArguments, WorkerExecutor
+from neoproto.runtime.wire import INIT, CallHeader, Failure, decode, decode_failure, encode
+from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
+
+
+class Recorder(Worker):
+    def __init__(self, start: int) -> None:
+        self.seen: list[Any] = [start, self.rank, self.world_size]
+        self.gate = threading.Event()
+
+    def note(self, value: Any) -> list[Any]:
+        self.seen.append(value)
+        return list(self.seen)
+
+    def block(self) -> None:
+        self.gate.wait(30)
+
+    def open(self) -> None:
+        self.gate.set()
+
+    def left(self) -> float:
+        return self.remaining()
+
+    def fail(self) -> None:
+        raise LookupError("nothing here")
+
+    def leave(self) -> None:
+        raise SystemExit(3)
+
+    async def doze(self, seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return self.remaining()
+
+
+class Bench:
+    """An executor, and its replies in the order they come."""
+
+    def __init__(self) -> None:
+        identity = WorkerIdentity(
+            rank=1, world_size=2, local_rank=1, node_rank=0, group_name="g", log_path="/x", run_id="r"
+        )
+        self.executor = WorkerExecutor(identity, "here", Rendezvous(is_server=False, public=False))
+        self.replies: queue.Queue[tuple[int, Failure | bytes]] = queue.Queue()
+        self.ids = 0
+
+    def call(
+        self,
+        method: str,
+        *args: Any,
+        place: int | None,
+        budget: float | None = None,
+        payload: bytes | None = None,
+    ) -> Any:
+        self.ids += 1
+        number = self.ids
+        header = CallHeader(
+            call_id=number, role="", method=method, sequence=place, ranks=None, budget_s=budget
+        )
+        payload = encode((args, {})) if payload is None else payload
+        return self.executor.accept(header, payload, lambda outcome: self.replies.put((number, outcome)))
+
+    def reply(self) -> tuple[int, Any]:
+        number, outcome = self.replies.get(timeout=10)
+        return number, decode_failure(outcome) if isinstance(outcome, Failure) else decode(outcome)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    init = InitArguments(classes={"": (Recorder, (7,), {})}, rendezvous=("localhost", 1))
+    made.call(INIT, place=0, payload=encode(init))
+    assert made.reply() == (1, None)
+    yield made
+    made.executor.close()
+
+
+def test_sync_calls_run_by_number_whatever_the_order_of_arrival(bench: Bench) -> None:
+    bench.call("note", "third", place=3)
+    bench.call("note", "second", place=2)
+    time.sleep(0.05)
+    assert bench.replies.empty()
+    bench.call("note", "first", place=1)
+    assert bench.reply() == (4, [7, 1, 2, "first"])
+    assert bench.reply() == (3, [7, 1, 2, "first", "second"])
+    assert bench.reply() == (2, [7, 1, 2, "first", "second", "third"])
+
+
+def test_a_call_whose_arguments_do_not_unpickle_keeps_its_place(bench: Bench) -> None:
+    bench.call("note", place=1, payload=b"not a pickle")
+    bench.call("note", "next", place=2)
+    number, error = bench.reply()
+    assert number == 2
+    assert isinstance(error, Exception)
+    assert bench.reply() == (3, [7, 1, 2, "next"])
+
+
+def test_exceptions_and_exits_become_replies(bench: Bench) -> None:
+    bench.call("fail", place=1)
+    bench.call("leave", place=2)
+    bench.call("missing", place=3)
+    bench.call("note", 1, place=4)
+    errors = [bench.reply()[1] for _ in range(3)]
+    assert [type(error) for error in errors] == [LookupError, RuntimeError, AttributeError]
+    assert "SystemExit(3)" in str(errors[1])
+    assert bench.reply()[1][-1] == 1
+
+
+def test_the_budget_reaches_the_method(bench: Bench) -> None:
+    bench.call("left", place=1, budget=5.0)
+    assert 4.0 < bench.reply()[1] <= 5.0
+    bench.call("left", place=2)
+    assert bench.reply()[1] == math.inf
+
+
+def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> None:
+    bench.call("block", place=1, budget=0.05)
+    bench.call("note", "behind", place=2)
+    time.sleep(0.1)
+    status = bench.executor.status(2)
+    assert status.state == "running"
+    assert "in block" in status.stack
+    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    assert bench.reply() == (2, None)
+    number, error = bench.reply()
+    assert number == 3
+    assert isinstance(error, GroupBroken)
+    assert "block overran" in str(error)
+
+
+def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench) -> None:
+    bench.call("block", place=1)
+    bench.call("note", "late", place=2, budget=0.01)
+    time.sleep(0.05)
+    assert bench.executor.status(3).state != "running"
+    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    assert bench.reply() == (2, None)
+    assert bench.reply()[1][-1] == "late", "skipping it would part this rank from its peers"
+
+
+def test_async_methods_overlap_and_can_be_cancelled(bench: Bench) -> None:
+    async def body() -> None:
+        slow = asyncio.ensure_future(bench.call("doze", 30.0, place=None))
+        quick = asyncio.ensure_future(bench.call("doze", 0.0, place=None, budget=9.0))
+        await quick
+        number, left = await asyncio.to_thread(bench.reply)
+        assert number == 3
+        assert 8.0 < left <= 9.0
+        bench.executor.cancel(2)
+        bench.executor.cancel(99)
+        await slow
+        number, error = await asyncio.to_thread(bench.reply)
+        assert number == 2
+        assert isinstance(error, CallCancelled)
+
+    asyncio.run(body())
+
+
+def test_drain_stops_admission_and_waits(bench: Bench) -> None:
+    async def body() -> None:
+        bench.call("block", place=1)
+        draining = asyncio.create_task(bench.executor.drain(10.0))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        assert bench.call("doze", 0.0, place=None) is None
+        number, error = await asyncio.to_thread(bench.reply)
+        assert number == 3
+        assert isinstance(error, RuntimeClosed)
+        bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+        assert await draining
+
+    asyncio.run(body())
+
+
+def test_drain_gives_up_in_time(bench: Bench) -> None:
+    bench.call("block", place=1)
+    assert asyncio.run(bench.executor.drain(0.1)) is False
+    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    bench.reply()
+
+
+def test_an_init_that_raises_is_reported() -> None:
+    bench = Bench()
+
+    class Broken(Recorder):
+        def __init__(self) -> None:
+            raise OSError("no weights")
+
+    bench.call(
+        INIT, place=0, payload=encode(InitArguments(classes={"": (Broken, (), {})}, rendezvous=("h", 1)))
+    )
+    assert isinstance(bench.reply()[1], OSError)
+    bench.call("note", 1, place=1)
+    assert "its __init__ has not ended, or failed" in str(bench.reply()[1])
+    bench.executor.close()

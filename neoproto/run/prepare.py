@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.rewards import check_rows
 from actors.rollout_options import check_servable
 from neoproto.config import RunConfig
 from neoproto.data.prompts import (
@@ -75,6 +76,8 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
     check_reward_function(config)
     with stage("reading prompts"):
         rows = load_rows(config)
+    if config.reward.custom_reward_function.path is None:
+        check_rows(config.reward.name, (*rows.train, *rows.val))
     model_dir = model_folder(config, rows, stage)
     check_servable(
         model_dir,

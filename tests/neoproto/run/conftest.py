@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.neoproto.run.inputs import json_lines, model_folder, words
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("inputs") / "model")
+
+
+@pytest.fixture(scope="session")
+def train_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight prompts of six tokens each (the letters, and the template's three)."""
+    return json_lines(tmp_path_factory.mktemp("inputs") / "train.jsonl", words(8))
+
+
+@pytest.fixture
+def run_log() -> Iterator[None]:
+    """Closes the log that a run opens for the life of its process."""
+    root = logging.getLogger("neoproto")
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in list(root.handlers):
+        if handler not in before:
+            root.removeHandler(handler)
+            handler.close()
+    root.setLevel(level)

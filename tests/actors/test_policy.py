@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from actors.policy import Policy, PolicyOptions, PolicyWorker
 from actors.ranks import Ranks
@@ -14,7 +14,7 @@ from neoproto.data import DataProto
 from neoproto.errors import NonFiniteLoss, StoreError
 from neoproto.store import MemoryStore, use_store
 from neoproto.weights import Puller, WeightVersion
-from tests.actors.tiny_llama import CHAT_TEMPLATE, make_batch
+from tests.actors.tiny_llama import CHAT_TEMPLATE, VOCABULARY, make_batch
 
 
 def options(folder: str, **changes) -> PolicyOptions:
@@ -257,3 +257,20 @@ def test_the_worker_scores_updates_and_publishes_through_the_store(llama_folder)
 def test_publishing_without_a_store_is_an_error_that_says_so(llama_folder):
     with use_store(None), pytest.raises(StoreError, match="there is none"):
         make_worker(options(llama_folder)).publish_weights(WeightVersion(epoch=0, n=0))
+
+
+def test_absolute_positions_count_real_tokens_and_dropout_is_off(tmp_path):
+    """A GPT-2: positions are embedded, so left padding must not shift them; its dropout is 0.1 by default."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
+    )
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    chosen = options(str(tmp_path))
+    policy = Policy(replace(chosen, model=replace(chosen.model, gradient_checkpointing=True)), Ranks())
+    columns, model = make_batch(8), AutoModelForCausalLM.from_pretrained(tmp_path)
+    scores = policy.log_probs(columns)["old_log_probs"]
+    for row in range(8):
+        with torch.no_grad():
+            expected, _ = naive_log_probs(model, columns, row, 1.0)
+        torch.testing.assert_close(scores[row, : len(expected)], expected, atol=1e-5, rtol=0)

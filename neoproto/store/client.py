@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from monarch._src.actor.actor_mesh import _client_context, _context
 from monarch.actor import context
 
-from neoproto.errors import KeyMissing, StoreError
+from neoproto.errors import KeyMissing, StoreClosed, StoreError
 from neoproto.store.base import (
     KeyOrRef,
     ObjectRef,
@@ -260,6 +260,8 @@ class StoreClient:
         except KeyError as error:
             raise KeyMissing(str(error)) from error
         except Exception as error:
+            if isinstance(getattr(error, "exception", None), StoreClosed):
+                raise StoreClosed(f"{what}: store {self.name!r} is closed") from error
             raise StoreError(f"{what}: store {self.name!r} failed: {text_of(error)}") from error
 
 

@@ -10,6 +10,8 @@ This is the only file that imports TorchStore (0.1.2). What it adapts, and until
   and async endpoints. Remove when TorchStore's controller has one kind.
 - `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
   controller into the program's own process. Remove when TorchStore can place it.
+- `_rdma_available` asks Monarch in the words of 0.7; TorchStore's own question is deprecated there and warns.
+  Remove when TorchStore asks `is_ibverbs_available`.
 """
 
 # mypy: disable-error-code="untyped-decorator, misc"
@@ -27,10 +29,12 @@ os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 
 import torch
 from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
+from monarch.rdma import is_ibverbs_available
 from torchstore.client import LocalClient
 from torchstore.controller import Controller, ObjectType, StorageInfo
 from torchstore.storage_volume import InMemoryStore, StorageVolume
 from torchstore.strategy import TorchStoreStrategy
+from torchstore.transport import pipe
 
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import ObjectRef, Rows, ValueInfo
@@ -175,16 +179,35 @@ class Volume(StorageVolume):
         point = current_rank()
         super().__init__(lambda: ids[point.rank])
         self.store = Storage()
+        self.closed = False
+
+    @endpoint
+    async def close(self) -> None:
+        """Forget every value and refuse new ones."""
+        self.closed = True
+        self.store.reset()
 
     @endpoint
     async def put_many(self, sent: list[Sent]) -> None:
-        """Keep values. They become visible when the index is told."""
+        """Keep values. They become visible when the index is told.
+
+        Raises:
+            StoreClosed: after `close`.
+        """
+        if self.closed:
+            raise StoreClosed("the store is closed")
         for value in sent:
             self.store.keep(value)
 
     @endpoint
     async def get_many(self, wanted: list[Wanted]) -> list[Received]:
-        """Read values, or of each some rows."""
+        """Read values, or of each some rows.
+
+        Raises:
+            StoreClosed: after `close`.
+        """
+        if self.closed:
+            raise StoreClosed("the store is closed")
         return [self.store.read(item) for item in wanted]
 
     @endpoint
@@ -214,6 +237,7 @@ class Index(Controller):
     @endpoint
     async def announce(self, refs: list[ObjectRef]) -> list[Gone]:
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
+        self._check_open()
         displaced = []
         for ref in refs:
             displaced += self._forget(ref.key)
@@ -223,17 +247,23 @@ class Index(Controller):
     @endpoint
     async def locate(self, keys: list[str]) -> list[Located]:
         """Where keys are."""
+        self._check_open()
         return [Located(ref=self.refs.get(key), stock=key in self.keys_to_storage_volumes) for key in keys]
 
     @endpoint
     async def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
         """Make values invisible; with a generation, only if it is the newest. Returns what each key had."""
+        self._check_open()
         found: list[list[Gone]] = []
         for key, generation in keys:
             ref = self.refs.get(key)
             stale = generation is not None and (ref is None or ref.generation != generation)
             found.append([] if stale else self._forget(key))
         return found
+
+    def _check_open(self) -> None:
+        if not self.is_initialized:
+            raise StoreClosed("the store is closed")
 
     def _forget(self, key: str) -> list[Gone]:
         gone = [
@@ -307,8 +337,8 @@ class Directory(Actor):
 class StoreServer:
     """The run's store, as its root sees it: starts the actors and ends them."""
 
-    def __init__(self, spec: StoreSpec, index: Any, directory: Any, index_procs: Any) -> None:
-        self._spec, self._index, self._directory, self._index_procs = spec, index, directory, index_procs
+    def __init__(self, spec: StoreSpec, directory: Any, index_procs: Any) -> None:
+        self._spec, self._directory, self._index_procs = spec, directory, index_procs
         self._closed = False
 
     @classmethod
@@ -330,7 +360,8 @@ class StoreServer:
             name: unique to the run.
             timeout_s: for starting, and later for each operation.
             host_ids: the hosts' names, in order, as `StoreClient.attach` gets them; "0", "1", … if None.
-            index_procs: a ProcMesh of one process for the index; if None one is spawned on the first host.
+            index_procs: a ProcMesh of one process for the index, owned by the caller; if None, one is spawned
+                on the first host, and stopped by `close`.
 
         Raises:
             StoreError: it did not start in time, or an actor failed.
@@ -350,7 +381,7 @@ class StoreServer:
                 volumes = {found: dict(point) for point, found in await mesh.get_id.call()}
                 placement = Placement(mesh, volumes)
                 index = index_procs.spawn("index", Index, placement)
-                await index.initialized
+                await index.keys.call()  # its process is up
                 placement = Placement(mesh, volumes, index)
                 directory = await get_or_spawn_controller(name, Directory, name, placement)
         except TimeoutError as error:
@@ -363,14 +394,17 @@ class StoreServer:
             index=index.slice(**dict.fromkeys(index.extent, 0)),
             timeout_s=timeout_s,
         )
-        return cls(spec, index, directory, own_index)
+        return cls(spec, directory, own_index)
 
     def spec(self) -> StoreSpec:
         """What other processes attach with."""
         return self._spec
 
     async def close(self, timeout_s: float) -> None:
-        """Forget every value and stop the actors; the processes are the caller's. Closing twice is harmless.
+        """Forget every value and refuse new ones. Closing twice is harmless.
+
+        The actors answer late callers until their processes end: a message to a stopped actor brings down the
+        actor that sent it.
 
         Raises:
             StoreError: some did not answer in time; they die with their processes.
@@ -378,12 +412,11 @@ class StoreServer:
         if self._closed:
             return
         self._closed = True
-        index, volumes = self._index, self._spec.volume_mesh
-        farewells = (self._directory.close, index.teardown, volumes.reset)
+        index, volumes = self._spec.index, self._spec.volume_mesh
+        farewells = (self._directory.close, index.teardown, volumes.close)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(farewell.call().as_asyncio() for farewell in farewells))
-                await asyncio.gather(index.stop().as_asyncio(), volumes.stop().as_asyncio())
                 if self._index_procs is not None:
                     await self._index_procs.stop()
         except TimeoutError as error:
@@ -421,6 +454,10 @@ class _PayloadFree:
         return self._index.notify_put.call(key, replace(request, objects=None), volume_id)
 
 
+def _rdma_available() -> bool:
+    return os.environ.get("TORCHSTORE_RDMA_ENABLED", "1") == "1" and bool(is_ibverbs_available())
+
+
 def _attach_stock_client() -> None:
     original = LocalClient.__init__
 
@@ -432,3 +469,4 @@ def _attach_stock_client() -> None:
 
 
 _attach_stock_client()
+pipe.rdma_available = _rdma_available

@@ -8,6 +8,7 @@ import torch
 from monarch.actor import Actor, current_rank, endpoint
 
 from neoproto.data import DataProto
+from neoproto.errors import NeoProtoError
 from neoproto.store import set_process_store
 from neoproto.store.engine import StoreClient
 
@@ -62,7 +63,7 @@ class Worker(Actor):
 
     @endpoint
     async def attach(self, spec, host_ids=None):
-        rank = current_rank().rank
+        self.rank = rank = current_rank().rank
         host = host_ids[rank] if host_ids else "0"
         self.client = StoreClient.attach(spec, host_id=host, local_rank=rank)
         set_process_store(self.client)
@@ -92,6 +93,15 @@ class Worker(Actor):
         return box[0]
 
     @endpoint
+    async def error_of(self, name, *args):
+        """The class name of what a method of the client raises."""
+        try:
+            await getattr(self.client, name)(*args, blocking=False)
+        except NeoProtoError as error:
+            return type(error).__name__
+        return "nothing"
+
+    @endpoint
     async def put_every_kind(self):
         return await self.client.put_batch(every_kind_of_value(), blocking=False)
 
@@ -105,7 +115,7 @@ class Worker(Actor):
     @endpoint
     async def double(self, batch, key):
         """A batch in, a batch out: both as references."""
-        return DataProto.from_dict({"doubled": batch[key] * 2}, {"rank": [current_rank().rank] * len(batch)})
+        return DataProto.from_dict({"doubled": batch[key] * 2}, {"rank": [self.rank] * len(batch)})
 
     @endpoint
     async def root_clients(self):

@@ -1,0 +1,67 @@
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from neoproto.errors import StoreClosed
+from neoproto.store.base import StoreFuture
+from neoproto.store.loop import LoopThread
+
+MARK = contextvars.ContextVar("mark", default="unset")
+
+
+@pytest.fixture
+def loop():
+    token = MARK.set("made here")
+    loop = LoopThread("test loop")
+    MARK.reset(token)
+    yield loop
+    loop.close()
+
+
+async def mark():
+    await asyncio.sleep(0)
+    return MARK.get()
+
+
+def test_every_task_runs_in_the_context_the_loop_was_made_in(loop):
+    results = [loop.submit(mark()).result(5)]
+
+    def elsewhere():
+        MARK.set("other thread")
+        results.append(loop.submit(mark()).result(5))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert results == ["made here", "made here"]
+
+
+def test_a_future_is_awaited_on_any_loop_and_waited_for_on_any_thread(loop):
+    async def main():
+        return await StoreFuture(loop.submit(mark()))
+
+    assert asyncio.run(main()) == "made here"
+    with pytest.raises(TimeoutError):
+        StoreFuture(loop.submit(asyncio.sleep(5))).result(0.01)
+
+
+def test_errors_reach_the_waiting_thread(loop):
+    async def fail():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        loop.submit(fail()).result(5)
+
+
+def test_closing_ends_what_is_under_way_and_refuses_more(loop):
+    pending = loop.submit(asyncio.sleep(60))
+    loop.submit(asyncio.sleep(0)).result(5)
+    loop.close()
+    loop.close()
+    with pytest.raises(StoreClosed, match="test loop was closed before the operation ended"):
+        pending.result(5)
+    with pytest.raises(StoreClosed, match="test loop is closed"):
+        loop.submit(asyncio.sleep(0))
+    assert not any(thread.name == "test loop" for thread in threading.enumerate())

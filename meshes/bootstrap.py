@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import faulthandler
 import os
 import runpy
 import signal
 import sys
+from typing import NoReturn
 
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
 STACKS_SIGNAL = signal.SIGUSR2
@@ -22,7 +25,22 @@ def main() -> None:
         os.dup2(log, 2)
         os.close(log)
     faulthandler.enable(file=sys.stderr, all_threads=True)
-    runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
+    try:
+        runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
+    except SystemExit as end:
+        leave(end.code)
+
+
+def leave(code: object) -> NoReturn:
+    """End the process without taking the interpreter apart: with torch in it that takes a second of a core.
+
+    Monarch has stopped the actors by now. What was registered with `atexit` still runs; threads are not joined.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 if __name__ == "__main__":

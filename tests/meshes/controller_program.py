@@ -22,10 +22,10 @@ def main(mode: str, run_dir: str) -> None:
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w"
     )
+    pids = [one["pid"] for one in group.whoami()]
     if mode == "stuck":
         group.submit("sleep", (60.0,))
         group.submit("doze", (60.0,))
-    pids = [one["pid"] for one in group.whoami()]
     print(json.dumps({"run_id": runtime.run_id, "pids": pids, "pid": os.getpid()}), flush=True)
     if mode == "exit":
         return

@@ -2,8 +2,8 @@
 
     put ──> ObjectRef (picklable, a few hundred bytes) ──> get, anywhere a client of that store is attached
 
-A stored value never changes. Overwriting a key makes a new value under it and deletes the old one: references to
-the old one are missing from then on, they never read the new one.
+A stored value never changes. Overwriting a key makes a new value under it and deletes the old one: references
+to the old one are missing from then on, they never read the new one.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
 Strategy = Literal["host", "local_rank"]
 
+_START_TIMEOUT_S = 120.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreSpec:
@@ -351,6 +353,7 @@ class StoreServer:
         timeout_s: float,
         host_ids: Sequence[str] | None = None,
         index_procs: Any = None,
+        start_timeout_s: float | None = None,
     ) -> StoreServer:
         """Start volumes on `procs`, and the index in a process of its own.
 
@@ -358,10 +361,12 @@ class StoreServer:
             procs: a Monarch ProcMesh, owned by the caller: one process a host for "host", one for each local
                 rank of each host for "local_rank".
             name: unique to the run.
-            timeout_s: for starting, and later for each operation.
+            timeout_s: for each operation, later.
             host_ids: the hosts' names, in order, as `StoreClient.attach` gets them; "0", "1", … if None.
             index_procs: a ProcMesh of one process for the index, owned by the caller; if None, one is spawned
                 on the first host, and stopped by `close`.
+            start_timeout_s: for starting, imports included; None is 120 s, or `timeout_s` if
+                that is longer.
 
         Raises:
             StoreError: it did not start in time, or an actor failed.
@@ -371,12 +376,13 @@ class StoreServer:
         ids = volume_ids(
             strategy, [str(i) for i in range(hosts)] if host_ids is None else host_ids, len(procs)
         )
+        limit = max(_START_TIMEOUT_S, timeout_s) if start_timeout_s is None else start_timeout_s
         own_index = None
         if index_procs is None:
             first = procs.slice(**dict.fromkeys(procs.extent, 0))
             index_procs = own_index = first.host_mesh.spawn_procs(per_host={"index": 1})
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(limit):
                 mesh = procs.spawn("volumes", Volume, ids)
                 volumes = {found: dict(point) for point, found in await mesh.get_id.call()}
                 placement = Placement(mesh, volumes)
@@ -385,7 +391,7 @@ class StoreServer:
                 placement = Placement(mesh, volumes, index)
                 directory = await get_or_spawn_controller(name, Directory, name, placement)
         except TimeoutError as error:
-            raise StoreError(f"store {name!r} did not start within {timeout_s} s") from error
+            raise StoreError(f"store {name!r} did not start within {limit} s") from error
         spec = StoreSpec(
             name=name,
             strategy=strategy,

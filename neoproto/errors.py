@@ -60,14 +60,21 @@ class DeadlineExceeded(NeoProtoError, TimeoutError):
     """
 
     def __init__(
-        self, method: str, group: str, ranks: Sequence[int], elapsed: float, stacks: dict[int, str] | None = None
+        self,
+        method: str,
+        group: str,
+        ranks: Sequence[int],
+        elapsed: float,
+        stacks: dict[int, str] | None = None,
     ) -> None:
         super().__init__(method, group, ranks, elapsed, stacks)
         self.method, self.group, self.ranks = method, group, tuple(ranks)
         self.elapsed, self.stacks = elapsed, dict(stacks or {})
 
     def __str__(self) -> str:
-        text = f"{self.group}.{self.method} did not answer within {self.elapsed:.1f} s; no answer from rank(s) "
+        text = (
+            f"{self.group}.{self.method} did not answer within {self.elapsed:.1f} s; no answer from rank(s) "
+        )
         text += ", ".join(map(str, self.ranks)) or "none"
         for rank, stack in sorted(self.stacks.items()):
             text += f"\n--- rank {rank} was at ---\n{stack}"
@@ -142,7 +149,7 @@ class WeightMismatch(NeoProtoError):
 
 
 class NonFiniteLoss(NeoProtoError):
-    """A loss or gradient norm is NaN or infinite; raised before the optimizer step, the weights are unchanged."""
+    """A loss or gradient norm is NaN or infinite; raised before the optimizer step, weights unchanged."""
 
 
 class RewardError(NeoProtoError):

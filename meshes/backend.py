@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESH_PREFIX = "np-"
+KILLED_STOP_S = 2.0
+"""How long Monarch is waited for to let go of processes that have been killed."""
 
 
 class MonarchBackend:
@@ -112,7 +114,8 @@ class MonarchBackend:
                 stack.callback(self._logs.close)
             if self._deaths is not None:
                 stack.callback(self._deaths.close)
-            if self._hook is not None:
+            if self._hook is not None and all(group.unwatched for group in self._groups.values()):
+                # Otherwise Monarch may yet report what was killed, and its own hook would end the program.
                 stack.callback(self._hook.restore)
             stack.callback(self._sweep, timeout_s)
             if _pump is not None:
@@ -148,6 +151,7 @@ class MonarchGroup:
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
         self.released = False
+        self.unwatched = True
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
         self._procs: Any = None
         self._mesh: Any = None
@@ -250,13 +254,16 @@ class MonarchGroup:
     def stop(self, timeout_s: float) -> None:
         """Release the processes, by force what does not go in time."""
         self._release()
-        if not sdk.run_blocking(lambda: sdk.stop_procs(self._procs, timeout_s)):
+        self.unwatched = sdk.run_blocking(lambda: sdk.stop_procs(self._procs, timeout_s))
+        if not self.unwatched:
             self._kill_processes()
 
     def kill(self) -> None:
-        """Release the processes by force."""
+        """Release the processes by force, and Monarch's watch over them."""
         self._release()
         self._kill_processes()
+        if self._procs is not None:
+            self.unwatched = sdk.run_blocking(lambda: sdk.stop_procs(self._procs, KILLED_STOP_S))
 
     def _release(self) -> None:
         self.released = True

@@ -34,7 +34,7 @@ def main() -> None:
 def leave(code: object) -> NoReturn:
     """End the process without taking the interpreter apart: with torch in it that takes a second of a core.
 
-    Monarch has stopped the actors by now. What was registered with `atexit` still runs; threads are not joined.
+    Monarch has stopped the actors by now. What was registered with `atexit` runs; threads are not joined.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,0 +1,170 @@
+"""`python -m neoproto.run` as a person runs it, in a folder of its own, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "NEOPROTO_E2E"
+BOUND_S = 15.0
+"""Everything of a run is closed within so many seconds of its end."""
+LIMIT_S = 240.0
+"""No run of these tests takes longer, even on a busy machine."""
+CACHES = re.compile(r"torchinductor_\w+")
+"""torch's compile cache: one a user, which outlives processes on purpose."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """A run that has ended. `seconds`: from the start, or from the signal that ended it."""
+
+    code: int
+    out: str
+    errors: str
+    folder: Path
+    seconds: float
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return json_lines(self.folder / "metrics.jsonl")
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [row for row in self.metrics if "training/global_step" in row]
+
+    def validation(self, step: int) -> list[dict[str, Any]]:
+        return json_lines(self.folder / "validation" / f"step_{step}.jsonl")
+
+
+class Command:
+    """One run of the command: started, watched, ended.
+
+    Every process it starts inherits a mark in its environment, and a temporary folder of its own: whatever is
+    left of either is the run's.
+    """
+
+    def __init__(self, cwd: Path, env: Mapping[str, str], *words: str) -> None:
+        self.cwd = cwd
+        self.folder = cwd / "run"
+        self._mark = uuid.uuid4().hex
+        # Short, since sockets lie in it: their paths have 108 bytes at most.
+        self.tmp = Path(tempfile.mkdtemp(prefix="npe2e-", dir="/tmp"))
+        self._shm = set(os.listdir("/dev/shm"))
+        self._out, self._errors = cwd / "stdout", cwd / "stderr"
+        with self._out.open("wb") as out, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "neoproto.run", *words, f"runtime.run_dir={self.folder}"],
+                cwd=cwd,
+                env={**env, MARK: self._mark, "TMPDIR": str(self.tmp), "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text(errors="replace")
+
+    def wait(self, seconds: float = LIMIT_S) -> Finished:
+        """Wait for its own end."""
+        self.process.wait(seconds)
+        return self._finished(time.monotonic() - self._started)
+
+    def wait_for(self, line: str, seconds: float = LIMIT_S) -> None:
+        """Wait until it has printed a line that begins so."""
+        until = time.monotonic() + seconds
+        while not re.search(rf"^{re.escape(line)}", self.out, re.MULTILINE):
+            told = f"{self.out}\n{self.errors}"
+            assert self.process.poll() is None, f"ended before it printed {line!r}:\n{told}"
+            assert time.monotonic() < until, f"did not print {line!r} in {seconds} s:\n{told}"
+            time.sleep(0.05)
+
+    def signal(self, signum: signal.Signals) -> Finished:
+        """Send a signal to the controller alone, and wait for its end."""
+        sent = time.monotonic()
+        self.process.send_signal(signum)
+        self.process.wait(LIMIT_S)
+        return self._finished(time.monotonic() - sent)
+
+    def left(self) -> list[str]:
+        """What there still is of it: processes, temporary files and sockets, shared memory."""
+        found = [f"process {pid}: {name}" for pid, name in self.processes().items()]
+        found += [f"temporary {path.name}" for path in self.tmp.iterdir() if not CACHES.fullmatch(path.name)]
+        found += [f"shared memory {name}" for name in sorted(set(os.listdir("/dev/shm")) - self._shm)]
+        sockets = Path("/proc/net/unix").read_text().splitlines()
+        return found + [f"socket {line.split()[-1]}" for line in sockets if str(self.tmp) in line]
+
+    def left_after(self, seconds: float) -> list[str]:
+        """Wait until nothing is left; what is after `seconds`."""
+        until = time.monotonic() + seconds
+        while (found := self.left()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+    def processes(self) -> dict[int, str]:
+        """Living processes that carry the mark, with their command lines."""
+        needle = f"{MARK}={self._mark}".encode()
+        return {
+            pid: name
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if (name := _marked(pid, needle)) is not None
+        }
+
+    def discard(self) -> None:
+        """End what is left, so that one failed test does not disturb the next."""
+        until = time.monotonic() + BOUND_S
+        while (left := self.processes()) and time.monotonic() < until:
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+        self.process.wait()
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+    def _finished(self, seconds: float) -> Finished:
+        return Finished(
+            code=self.process.returncode,
+            out=self.out,
+            errors=self.errors,
+            folder=self.folder,
+            seconds=seconds,
+        )
+
+
+Start = Callable[..., Command]
+
+
+def _marked(pid: int, needle: bytes) -> str | None:
+    """The command line of a living process with the needle in its environment."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return None
+    return name if needle in environ and state not in "ZX" else None
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

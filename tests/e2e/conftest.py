@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import Command, Start
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the built-in model is kept: it is made once for all runs."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def built_in_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model that runs of `+smoke=tiny` start from; made here if no run was first."""
+    from neoproto.run.compose import compose_run
+    from neoproto.run.prepare import load_rows, model_folder
+
+    monkeypatch.setenv("NEOPROTO_CACHE", str(cache))
+    config = compose_run("ppo_monarch", ["+smoke=tiny"])
+    return model_folder(config, load_rows(config), contextlib.nullcontext)
+
+
+@pytest.fixture
+def start(tmp_path: Path, cache: Path, user_env: dict[str, str]) -> Iterator[Start]:
+    """Starts runs in the test's folder, and ends whatever is left of them."""
+    commands: list[Command] = []
+
+    def make(*words: str) -> Command:
+        cwd = tmp_path / f"run{len(commands)}"
+        cwd.mkdir()
+        commands.append(Command(cwd, user_env | {"NEOPROTO_CACHE": str(cache)}, *words))
+        return commands[-1]
+
+    yield make
+    for command in commands:
+        command.discard()

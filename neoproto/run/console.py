@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from neoproto.trainer.sync import StepReport, TrainingResult
 
 PLAIN_WIDTH = 120
 
+log = logging.getLogger("neoproto.run")
+
 
 class RunConsole:
     """Prints a run. On a terminal the step line is live; elsewhere each step is one plain line."""
@@ -27,6 +31,7 @@ class RunConsole:
         self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet, width=width)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._stages: dict[str, float] = {}
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -36,13 +41,16 @@ class RunConsole:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
-        """A named piece of the start-up: a spinner on a terminal, one line elsewhere."""
-        if self.console.is_terminal:
-            with self.console.status(text):
-                yield
-        else:
-            self.say(f"{text} …")
+        """A named piece around the training: a spinner on a terminal, one line elsewhere. Its seconds are kept."""
+        start = time.perf_counter()
+        with ExitStack() as stack:
+            if self.console.is_terminal:
+                stack.enter_context(self.console.status(text))
+            else:
+                self.say(f"{text} …")
             yield
+        self._stages[text] = time.perf_counter() - start
+        log.info("%s: %.1f s", text, self._stages[text])
 
     @contextmanager
     def steps(self, total: int) -> Iterator[None]:
@@ -79,7 +87,7 @@ class RunConsole:
         self.say(f"validation at step {step}: {scores}")
 
     def finish(self, result: TrainingResult, run_dir: Path, model_dir: Path) -> None:
-        self.table(result_table(result))
+        self.table(result_table(result, self._stages))
         self.say(f"run folder: {run_dir}")
         self.say(f"trained model: {model_dir}")
 
@@ -106,8 +114,8 @@ def short_name(metric: str) -> str:
     return metric.removeprefix("val-core/").replace("/acc/", " ")
 
 
-def result_table(result: TrainingResult) -> Table:
-    """Validation before and after, then steps, samples, tokens and seconds by phase."""
+def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
+    """Validation before and after, then steps, samples, tokens, and seconds by phase and around the training."""
     table = Table(title="result", title_justify="left")
     table.add_column("figure")
     table.add_column("before", justify="right")
@@ -127,6 +135,9 @@ def result_table(result: TrainingResult) -> Table:
     rows |= {f"  {name.removeprefix('timing_s/')}": f"{value:.1f}" for name, value in phases}
     for name, value in rows.items():
         table.add_row(name, "", value)
+    table.add_section()
+    for name, seconds in stages.items():
+        table.add_row(f"{name}, seconds", "", f"{seconds:.1f}")
     return table
 
 

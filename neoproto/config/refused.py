@@ -44,6 +44,7 @@ REFUSED_KEYS: dict[str, str] = {
     "max_actor_ckpt_to_keep": "there are no checkpoints while training yet; remove it",
     "max_critic_ckpt_to_keep": "there are no checkpoints while training yet; remove it",
     "resume_from_path": "there are no checkpoints while training yet; remove it",
+    "log_val_generations": "all samples are in the run's folder, validation/step_N.jsonl; remove it",
     "balance_batch": "rows are dealt to ranks in order; remove it",
     "critic_warmup": "policy and critic train from the first step; remove it",
     "ray_init": "the control plane is Monarch; its options are in runtime.monarch",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import AsTuple, Count, Seconds, Section, Size
+from neoproto.config.base import AsTuple, Count, Seconds, Section
 
 Logger = Literal["console", "jsonl", "tensorboard"]
 Interval = Annotated[int, Field(ge=-1)]
@@ -33,8 +33,6 @@ class TimeoutsConfig(Section):
     """Generating one validation batch."""
     save: Seconds = 120.0
     """Writing the final Hugging Face folder."""
-    close: Seconds = 10.0
-    """Draining and stopping everything at the end."""
 
 
 class TrainerConfig(Section):
@@ -52,8 +50,6 @@ class TrainerConfig(Section):
     """Validate the untrained policy too, where there is a validation set."""
     test_freq: Interval = -1
     """Validate after every so many steps; -1 or 0 = at the end only."""
-    log_val_generations: Size = 8
-    """Validation samples shown at the end (all of them are written to the run folder)."""
     logger: Annotated[tuple[Logger, ...], AsTuple] = ("console", "jsonl")
     """Where metrics go: the terminal, metrics.jsonl, TensorBoard's event files."""
     project_name: Annotated[str, Field(min_length=1)] = "neoproto"

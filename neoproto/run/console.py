@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from neoproto.trainer.sync import StepReport, TrainingResult
-
 
 PLAIN_WIDTH = 120
 
@@ -123,7 +123,7 @@ def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
     first, last = result.first_validation, result.last_validation
     for name in core_scores(last):
         before = f"{first[name]:.3f}" if name in first else "–"
-        table.add_row(f"{short_name(name)} (exact match)", before, f"{last[name]:.3f}")
+        table.add_row(escape(f"{short_name(name)} (exact match)"), before, f"{last[name]:.3f}")
     table.add_section()
     rows: dict[str, Any] = {
         "steps": f"{result.steps:,}",

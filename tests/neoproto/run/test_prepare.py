@@ -1,0 +1,166 @@
+"""What is made of a run's inputs before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from neoproto.config import RunConfig
+from neoproto.errors import ConfigError
+from neoproto.run.compose import compose_run
+from neoproto.run.prepare import PreparedRun, eos_token_ids, load_rows, model_folder, prepare
+from tests.neoproto.run.inputs import json_lines, overrides, parquet, row, words
+from tests.neoproto.run.inputs import model_folder as make_model_folder
+
+
+class Stages:
+    """Notes what is being done."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @contextmanager
+    def __call__(self, text: str) -> Iterator[None]:
+        self.seen.append(text)
+        yield
+
+
+def prepared(model: Path, train: Path, *more: str) -> PreparedRun:
+    return prepare(compose_run("ppo_monarch", overrides(model, train, *more)), "cpu", Stages())
+
+
+def test_files_and_folder_become_a_run(model: Path, train_file: Path) -> None:
+    run = prepared(model, train_file)
+    assert (run.model_dir, run.critic_dir) == (model, model)
+    assert run.loader.steps_per_epoch == 2
+    assert run.validation is None
+    assert (run.pad_token_id, run.eos_token_ids) == (0, (2,))
+    assert run.notes == ()
+
+
+def test_a_parquet_file_gives_the_same_prompts_as_json_lines(
+    model: Path, train_file: Path, tmp_path: Path
+) -> None:
+    other = parquet(tmp_path / "train.parquet", words(8))
+    batches = [prepared(model, path).loader.next_batch() for path in (train_file, other)]
+    assert batches[0].tensors["prompts"].tolist() == batches[1].tensors["prompts"].tolist()
+    assert batches[0].non_tensors["reward_model"].tolist() == batches[1].non_tensors["reward_model"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("words_typed", "steps"),
+    [
+        (["trainer.total_training_steps=7"], 7),
+        (["trainer.total_training_steps=null"], 2),
+        (["trainer.total_training_steps=null", "trainer.total_epochs=3"], 6),
+        (["trainer.total_training_steps=5", "trainer.total_epochs=3"], 5),
+    ],
+)
+def test_steps_win_over_epochs(model: Path, train_file: Path, words_typed: list[str], steps: int) -> None:
+    assert prepared(model, train_file, *words_typed).total_steps == steps
+
+
+def test_the_critic_may_start_from_another_folder(model: Path, train_file: Path, tmp_path: Path) -> None:
+    other = make_model_folder(tmp_path / "critic")
+    assert prepared(model, train_file, f"critic.model.path={other}").critic_dir == other
+
+
+def test_validation_prompts_are_encoded_like_the_others(
+    model: Path, train_file: Path, tmp_path: Path
+) -> None:
+    held_out = json_lines(tmp_path / "val.jsonl", [*words(3), row("x" * 20)])
+    run = prepared(model, train_file, f"data.val_files={held_out}", "data.truncation=filter")
+    assert run.validation is not None
+    assert len(run.validation) == 3
+    assert run.notes == ("1 validation prompts longer than data.max_prompt_length were left out",)
+
+
+def test_what_happened_to_long_prompts_is_said_of_both_sets(model: Path, tmp_path: Path) -> None:
+    files = [json_lines(tmp_path / name, [*words(4), row("x" * 20)]) for name in ("a.jsonl", "b.jsonl")]
+    run = prepared(model, files[0], f"data.val_files={files[1]}", "data.truncation=left")
+    assert run.notes == (
+        "1 training prompts were cut to data.max_prompt_length",
+        "1 validation prompts were cut to data.max_prompt_length",
+    )
+
+
+def test_order_follows_seed_and_shuffle(model: Path, train_file: Path) -> None:
+    def order(*more: str) -> list[int]:
+        return prepared(model, train_file, *more).loader.next_indices()
+
+    assert order("data.shuffle=false") == [0, 1, 2, 3]
+    assert order("trainer.seed=1") == order("trainer.seed=1")
+    assert order("trainer.seed=1") != order("trainer.seed=2")
+
+
+@pytest.mark.parametrize(
+    ("listed", "ids"),
+    [(None, (2,)), (2, (2,)), (5, (2, 5)), ([5, 7], (2, 5, 7))],
+)
+def test_tokens_of_the_generation_config_end_an_answer_too(
+    tmp_path: Path, listed: int | list[int] | None, ids: tuple[int, ...]
+) -> None:
+    class Tokenizer:
+        eos_token_id = 2
+
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    assert eos_token_ids(tmp_path, Tokenizer()) == ids
+
+
+def task_config(*more: str) -> RunConfig:
+    return compose_run("ppo_monarch", ["data.task.size=64", "data.task.val_size=16", *more])
+
+
+def test_the_default_task_is_split_by_question() -> None:
+    rows = load_rows(task_config())
+    asked, held_out = ({one.messages[0]["content"] for one in part} for part in (rows.train, rows.val))
+    assert (len(asked), len(held_out)) == (64, 16)
+    assert not asked & held_out
+    uids = {one.uid for one in (*rows.train, *rows.val)}
+    assert len(uids) == 80
+
+
+def test_the_built_in_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEOPROTO_CACHE", str(tmp_path))
+    config = task_config("actor_rollout_ref.model.tiny.max_sft_steps=0")
+    rows, stages = load_rows(config), Stages()
+    folder = model_folder(config, rows, stages)
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    assert folder.parent == tmp_path / "models"
+    assert model_folder(config, rows, stages) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    assert stages.seen == ["preparing the built-in model (made once, then cached)"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 64), ("intermediate_size", 100), ("num_layers", 1), ("num_heads", 2), ("seed", 1),
+        ("warm_start_score", 0.25), ("max_sft_steps", 1),
+    ],
+)  # fmt: skip
+def test_each_option_of_the_built_in_model_makes_another_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: float
+) -> None:
+    import actors.tiny_model
+
+    def key(options: actors.tiny_model.TinyModelOptions, rows: list[dict[str, object]]) -> Path:
+        return Path(actors.tiny_model.model_key(options, rows))
+
+    monkeypatch.setattr(actors.tiny_model, "ensure_tiny_model", key)
+    rows = load_rows(task_config())
+    small = ["actor_rollout_ref.model.tiny.num_heads=1"] if name == "hidden_size" else []
+    changed = task_config(*small, f"actor_rollout_ref.model.tiny.{name}={value}")
+    assert model_folder(changed, rows, Stages()) != model_folder(task_config(*small), rows, Stages())
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NEOPROTO_CACHE", str(tmp_path / "file"))
+    config = task_config("actor_rollout_ref.model.tiny.max_sft_steps=0")
+    with pytest.raises(ConfigError, match=f"the model cache {tmp_path}/file/models cannot be written"):
+        model_folder(config, load_rows(config), Stages())

@@ -41,7 +41,7 @@ class RunConsole:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
-        """A named piece around the training: a spinner on a terminal, one line elsewhere. Its seconds are kept."""
+        """A piece around the training: a spinner on a terminal, one line elsewhere. Its seconds are kept."""
         start = time.perf_counter()
         with ExitStack() as stack:
             if self.console.is_terminal:
@@ -115,7 +115,7 @@ def short_name(metric: str) -> str:
 
 
 def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
-    """Validation before and after, then steps, samples, tokens, and seconds by phase and around the training."""
+    """Validation before and after, then steps, samples, tokens, seconds by phase and around the training."""
     table = Table(title="result", title_justify="left")
     table.add_column("figure")
     table.add_column("before", justify="right")

@@ -1,7 +1,7 @@
 """Every option of the configuration gets to where it counts, and nowhere else.
 
-An option either changes what some workers are told or is the controller's own. Both are listed here; a new one
-must be added to one of the lists.
+An option either changes what some workers are told or is the controller's own. Both are listed here; a new
+one must be added to one of the lists.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="write it here instead of the cache")
     task = parser.add_argument_group("the task it is warm-started on (its held-out questions are not used)")
     task.add_argument("--task", default="spell_backward", help="a reasoning-gym data set")
-    task.add_argument("--size", type=int, default=4096, help="distinct training questions")
+    task.add_argument("--size", type=int, default=5600, help="distinct training questions")
     task.add_argument("--val-size", type=int, default=600, help="questions held out")
     task.add_argument("--task-seed", type=int, default=0, help="seed of the questions and their split")
     task.add_argument(

@@ -51,13 +51,13 @@ class WarmStartOptions:
         max_steps: the most steps; 0 leaves the first weights as they are.
     """
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 4e-3
     weight_decay: float = 0.01
     learning_rate_warmup: int = 20
-    batch_size: int = 128
+    batch_size: int = 64
     label_smoothing: float = 0.1
-    stop_score: float = 0.5
-    check_every: int = 5
+    stop_score: float = 0.45
+    check_every: int = 10
     max_steps: int = 400
 
     def problems(self) -> list[str]:

@@ -65,6 +65,7 @@ def apply(operation, salt, amount, data, model, others):
         ]
     if operation == 6:
         order = rng.permutation(size)
+        data = data.select()  # `reorder` works in place, and `others` may be this very batch
         data.reorder(order)
         return data, [model[i] for i in order]
     if operation == 7:

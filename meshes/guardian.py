@@ -20,6 +20,8 @@ from collections.abc import Iterable
 MARK = "NEOPROTO_RUN_ID"
 """Environment variable that all processes of a run have, and their children."""
 SWEEP_S = 10.0
+TRACKER_S = 2.0
+"""How long Python's resource trackers get to remove the semaphores of the processes that were killed."""
 
 
 def marked_processes(run_id: str) -> list[int]:
@@ -47,12 +49,14 @@ def sweep(
     Returns:
         processes that could not be ended in time.
     """
-    until = time.monotonic() + timeout_s
+    started = time.monotonic()
+    until, patient_until = started + timeout_s, started + min(TRACKER_S, timeout_s / 2)
     left = marked_processes(run_id)
     while left and time.monotonic() < until:
         for pid in left:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                if time.monotonic() > patient_until or not _is_resource_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
         left = marked_processes(run_id)
     for path in paths:
@@ -123,6 +127,12 @@ def main() -> None:
             return
         (paths if word == "dir" else prefixes).append(rest)
     sweep(sys.argv[1], paths, prefixes)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether it is multiprocessing's: it cleans up and ends by itself when those it serves are gone."""
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"multiprocessing.resource_tracker" in file.read()
 
 
 def _is_zombie(pid: str) -> bool:

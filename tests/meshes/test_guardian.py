@@ -46,6 +46,34 @@ def test_a_sweep_ends_marked_processes_and_no_others(tmp_path: Path) -> None:
     bystander.wait()
 
 
+SEMAPHORE = """
+import multiprocessing, time
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_sweep_lets_semaphores_of_killed_processes_be_removed() -> None:
+    """Python's resource tracker does it, a process with the mark itself."""
+    run_id = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", SEMAPHORE],
+        env={**os.environ, MARK: run_id},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as out:
+        semaphore = Path("/dev/shm") / f"sem.{out.readline().strip().removeprefix('/')}"
+    assert semaphore.exists()
+    assert sweep(run_id, []) == []
+    process.wait(10)
+    assert not semaphore.exists()
+
+
 def test_a_killed_controller_is_cleaned_up_after(tmp_path: Path) -> None:
     run_id, folder = uuid.uuid4().hex, tmp_path / "sockets"
     folder.mkdir()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
@@ -133,9 +133,15 @@ class RunSession:
             )
             return runtime.create_worker_group(recipe.workers, on=pool, name=recipe.role, timeout=timeout)
 
-        with ThreadPoolExecutor(len(self._recipes), thread_name_prefix="start-workers") as threads:
+        threads = ThreadPoolExecutor(len(self._recipes), thread_name_prefix="start-workers")
+        try:
             futures = {recipe.role: threads.submit(start, recipe) for recipe in self._recipes}
-            groups: Mapping[str, Group] = {role: future.result() for role, future in futures.items()}
+            for future in as_completed(futures.values()):
+                future.result()  # the first failure, whoever else is still starting
+        finally:
+            # Nobody is waited for after a failure or a signal: closing the runtime ends what is still starting.
+            threads.shutdown(wait=False, cancel_futures=True)
+        groups: Mapping[str, Group] = {role: future.result() for role, future in futures.items()}
         return Workers(
             rollout=groups["rollout"],
             reward=groups["reward"],

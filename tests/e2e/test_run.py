@@ -42,7 +42,7 @@ CRITIC = {
 REFERENCE = {"actor/kl_loss", "timing_s/ref"}
 
 
-def screen(steps: int, sources: tuple[str, ...], *notes: str, made: bool = True) -> str:
+def screen(steps: int, sources: tuple[str, ...], notes: tuple[str, ...] = (), made: bool = True) -> str:
     """What a run that is no terminal's prints, whole, as a pattern."""
     scores = "  ".join(rf"{re.escape(source)} \S+ {NUMBER}" for source in sources for _ in range(2))
     step = rf"score {NUMBER}  length {NUMBER}  pg_loss {NUMBER}(  vf_loss {NUMBER})?  {NUMBER} tok/s"

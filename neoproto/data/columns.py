@@ -43,7 +43,10 @@ class View:
     def take(self, index: Index) -> View:
         """The rows at `index`: a slice, or int64 positions that are in range."""
         if isinstance(index, slice):
-            return View(self.rows[index], None if self.parts is None else self.parts[index])
+            rows, parts = self.rows[index], None if self.parts is None else self.parts[index]
+            # A backward slice of an array has negative strides, which torch does not take as an index.
+            rows = rows if isinstance(rows, range) else rows.copy()
+            return View(rows, parts)
         rows = np.asarray(self.rows, dtype=np.int64)[index]
         return View(rows, None if self.parts is None else self.parts[index])
 

@@ -139,7 +139,7 @@ class RunSession:
             for future in as_completed(futures.values()):
                 future.result()  # the first failure, whoever else is still starting
         finally:
-            # Nobody is waited for after a failure or a signal: closing the runtime ends what is still starting.
+            # After a failure or a signal nobody is waited for: closing the runtime ends what still starts.
             threads.shutdown(wait=False, cancel_futures=True)
         groups: Mapping[str, Group] = {role: future.result() for role, future in futures.items()}
         return Workers(

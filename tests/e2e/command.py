@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,8 +24,9 @@ BOUND_S = 15.0
 """Everything of a run is closed within so many seconds of its end."""
 LIMIT_S = 240.0
 """No run of these tests takes longer, even on a busy machine."""
-CACHES = re.compile(r"torchinductor_\w+")
-"""torch's compile cache: one a user, which outlives processes on purpose."""
+NOT_OURS = re.compile(r"torchinductor_\w+|vllm_dist_[0-9a-f]+")
+"""torch's compile cache, one a user, which outlives processes on purpose; and the small file by which vLLM's
+processes meet, which an engine that is killed cannot remove."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +64,7 @@ class Command:
         self._mark = uuid.uuid4().hex
         # Short, since sockets lie in it: their paths have 108 bytes at most.
         self.tmp = Path(tempfile.mkdtemp(prefix="npe2e-", dir="/tmp"))
-        self._shm = set(os.listdir("/dev/shm"))
+        self._shared: set[str] = set()
         self._out, self._errors = cwd / "stdout", cwd / "stderr"
         with self._out.open("wb") as out, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -86,7 +88,11 @@ class Command:
 
     def wait(self, seconds: float = LIMIT_S) -> Finished:
         """Wait for its own end."""
-        self.process.wait(seconds)
+        until = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < until, f"went on for {seconds} s:\n{self.out}\n{self.errors}"
+            self.look()
+            time.sleep(0.2)
         return self._finished(time.monotonic() - self._started)
 
     def wait_for(self, line: str, seconds: float = LIMIT_S) -> None:
@@ -97,6 +103,14 @@ class Command:
             assert self.process.poll() is None, f"ended before it printed {line!r}:\n{told}"
             assert time.monotonic() < until, f"did not print {line!r} in {seconds} s:\n{told}"
             time.sleep(0.05)
+        self.look()
+
+    def look(self) -> None:
+        """Note which shared memory its processes use now; on a busy machine there is that of others too."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                self._shared |= set(re.findall(r"/dev/shm/(\S+)", maps))
 
     def signal(self, signum: signal.Signals) -> Finished:
         """Send a signal to the controller alone, and wait for its end."""
@@ -108,8 +122,10 @@ class Command:
     def left(self) -> list[str]:
         """What there still is of it: processes, temporary files and sockets, shared memory."""
         found = [f"process {pid}: {name}" for pid, name in self.processes().items()]
-        found += [f"temporary {path.name}" for path in self.tmp.iterdir() if not CACHES.fullmatch(path.name)]
-        found += [f"shared memory {name}" for name in sorted(set(os.listdir("/dev/shm")) - self._shm)]
+        found += [
+            f"temporary {path.name}" for path in self.tmp.iterdir() if not NOT_OURS.fullmatch(path.name)
+        ]
+        found += [f"shared memory {name}" for name in sorted(self._shared & set(os.listdir("/dev/shm")))]
         sockets = Path("/proc/net/unix").read_text().splitlines()
         return found + [f"socket {line.split()[-1]}" for line in sockets if str(self.tmp) in line]
 
@@ -134,10 +150,8 @@ class Command:
         until = time.monotonic() + BOUND_S
         while (left := self.processes()) and time.monotonic() < until:
             for pid in left:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
             time.sleep(0.05)
         self.process.wait()
         shutil.rmtree(self.tmp, ignore_errors=True)

@@ -12,7 +12,7 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ class RewardOptions:
 
     Attributes:
         tokenizer: folder whose tokenizer decodes responses.
+        eos_token_ids: tokens that end an answer; one at its end is no part of the text.
         name: a built-in reward, or "auto": by each row's `reward_model.style`.
         custom_path, custom_name: file and name of a reward function that is used instead.
         timeout_s: limit for one sample. A plain function that exceeds it cannot be stopped: its thread is
@@ -48,6 +49,7 @@ class RewardOptions:
     """
 
     tokenizer: str
+    eos_token_ids: tuple[int, ...] = ()
     name: str = AUTO
     custom_path: str | None = None
     custom_name: str = "compute_score"
@@ -198,6 +200,7 @@ class RewardWorker(Worker):
         self._judge = Judge(options)
         self._samples, self._seconds = 0, 0.0
         self._custom = options.custom_path is not None
+        self._eos_token_ids = options.eos_token_ids
 
     @register(dispatch_mode=SPREAD)
     async def compute_score(self, batch: DataProto) -> DataProto:
@@ -221,7 +224,7 @@ class RewardWorker(Worker):
         )
         responses = columns["responses"]
         lengths = columns["attention_mask"][:, -responses.shape[1] :].sum(dim=1)
-        texts = decode(self._tokenizer, responses, lengths)
+        texts = decode(self._tokenizer, responses, lengths, self._eos_token_ids)
         scores = await self._judge.score(make_samples(columns, texts, batch.meta_info.get("step")))
         others: dict[str, Any] = {"acc": np.array([score.acc for score in scores], dtype=np.float64)}
         if batch.meta_info.get("keep_text"):
@@ -243,10 +246,16 @@ class RewardWorker(Worker):
         }
 
 
-def decode(tokenizer: Any, responses: Tensor, lengths: Tensor) -> list[str]:
-    """Texts of right-padded responses [B, R], special tokens left out."""
+def decode(
+    tokenizer: Any, responses: Tensor, lengths: Tensor, eos_token_ids: Collection[int] = ()
+) -> list[str]:
+    """Texts of right-padded responses [B, R], without the token that ends them.
+
+    Special tokens inside a response are kept: left out, a wrong answer with one in its middle would look right.
+    """
     ids = [row[:length] for row, length in zip(responses.tolist(), lengths.tolist(), strict=True)]
-    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in ids]
+    answers = [row[:-1] if row and row[-1] in eos_token_ids else row for row in ids]
+    return [str(tokenizer.decode(answer, skip_special_tokens=False)) for answer in answers]
 
 
 def make_samples(columns: Mapping[str, Any], texts: Sequence[str], step: int | None) -> list[Sample]:

@@ -34,7 +34,7 @@ class TinyModelConfig(Section):
     """Decoder layers."""
     num_heads: Count = 4
     """Attention heads."""
-    warm_start_score: Fraction = 0.5
+    warm_start_score: Fraction = 0.45
     """The supervised warm start ends once sampled exact match reaches this score."""
     max_sft_steps: Size = 400
     """The warm start ends after this many steps in any case."""

@@ -130,11 +130,12 @@ def rollout_options(
     )
 
 
-def reward_options(config: RunConfig, model_dir: Path) -> RewardOptions:
+def reward_options(config: RunConfig, model_dir: Path, eos_token_ids: tuple[int, ...]) -> RewardOptions:
     """Options of the reward group."""
     reward, custom = config.reward, config.reward.custom_reward_function
     return RewardOptions(
         tokenizer=str(model_dir),
+        eos_token_ids=eos_token_ids,
         name=reward.name,
         custom_path=None if custom.path is None else str(Path(custom.path).expanduser().absolute()),
         custom_name=custom.name,

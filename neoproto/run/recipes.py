@@ -57,7 +57,7 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
         reference = options.reference_options(config, prepared.model_dir, models["reference"].device_type)
         found.append(_recipe("reference", models["reference"].name, ReferenceWorker, reference, env))
     reward = models["reward"].name if "reward" in models else None
-    judge = options.reward_options(config, prepared.model_dir)
+    judge = options.reward_options(config, prepared.model_dir, prepared.eos_token_ids)
     found.append(_recipe("reward", reward, RewardWorker, judge, torch_env(1)))
     return found
 

@@ -146,9 +146,15 @@ class Letters:
         return "".join("abcdefgh"[i - 3] if i > 2 else "" if skip_special_tokens else "#" for i in ids)
 
 
-def test_padding_and_special_tokens_are_not_part_of_the_text() -> None:
+def test_padding_and_the_ending_token_are_not_part_of_the_text() -> None:
     responses = torch.tensor([[5, 4, 3, 2, 0], [3, 3, 3, 3, 3]])
-    assert decode(Letters(), responses, torch.tensor([4, 2])) == ["cba", "aa"]
+    assert decode(Letters(), responses, torch.tensor([4, 2]), (2,)) == ["cba", "aa"]
+
+
+def test_special_tokens_inside_an_answer_stay_visible() -> None:
+    """Left out, "c#ba" would pass for "cba"."""
+    responses = torch.tensor([[5, 1, 4, 3, 2], [5, 2, 2, 0, 0]])
+    assert decode(Letters(), responses, torch.tensor([5, 3]), (2,)) == ["c#ba", "c#"]
 
 
 def worker(options: RewardOptions, monkeypatch: pytest.MonkeyPatch) -> RewardWorker:
@@ -173,7 +179,7 @@ def batch(**meta: Any) -> DataProto:
 
 
 def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = worker(RewardOptions(tokenizer="there"), monkeypatch)
+    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,)), monkeypatch)
     out = asyncio.run(made.compute_score(batch(step=3, keep_text=True)))
     assert out["token_level_scores"].tolist() == [[0, 0, 0, 1.0], [0, 0, 0, 0]]
     assert out["token_level_scores"].dtype is torch.float32
@@ -190,7 +196,7 @@ def test_the_worker_keeps_what_a_custom_function_adds(
     path.write_text(
         f"def compute_score({ARGUMENTS}): return {{'score': 0.5, 'acc': 1, 'why': solution_str}}\n"
     )
-    made = worker(RewardOptions(tokenizer="there", custom_path=str(path)), monkeypatch)
+    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,), custom_path=str(path)), monkeypatch)
     out = asyncio.run(made.compute_score(batch()))
     assert list(out["reward_extra_info"]) == [{"why": "cba"}, {"why": "cbb"}]
     assert np.asarray(out["acc"]).tolist() == [1.0, 1.0]

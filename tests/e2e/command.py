@@ -64,7 +64,7 @@ class Command:
         self._mark = uuid.uuid4().hex
         # Short, since sockets lie in it: their paths have 108 bytes at most.
         self.tmp = Path(tempfile.mkdtemp(prefix="npe2e-", dir="/tmp"))
-        self._shared: set[str] = set()
+        self._shared: set[int] = set()
         self._out, self._errors = cwd / "stdout", cwd / "stderr"
         with self._out.open("wb") as out, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -110,7 +110,8 @@ class Command:
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 maps = Path(f"/proc/{pid}/maps").read_text()
-                self._shared |= set(re.findall(r"/dev/shm/(\S+)", maps))
+                # By inode: a semaphore is mapped under another name than it ends up with.
+                self._shared |= {int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps)}
 
     def signal(self, signum: signal.Signals) -> Finished:
         """Send a signal to the controller alone, and wait for its end."""
@@ -122,10 +123,10 @@ class Command:
     def left(self) -> list[str]:
         """What there still is of it: processes, temporary files and sockets, shared memory."""
         found = [f"process {pid}: {name}" for pid, name in self.processes().items()]
-        found += [
-            f"temporary {path.name}" for path in self.tmp.iterdir() if not NOT_OURS.fullmatch(path.name)
-        ]
-        found += [f"shared memory {name}" for name in sorted(self._shared & set(os.listdir("/dev/shm")))]
+        names = sorted(path.name for path in self.tmp.iterdir())
+        found += [f"temporary {name}" for name in names if not NOT_OURS.fullmatch(name)]
+        shared = [entry.name for entry in os.scandir("/dev/shm") if entry.inode() in self._shared]
+        found += [f"shared memory {name}" for name in sorted(shared)]
         sockets = Path("/proc/net/unix").read_text().splitlines()
         return found + [f"socket {line.split()[-1]}" for line in sockets if str(self.tmp) in line]
 

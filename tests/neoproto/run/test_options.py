@@ -121,7 +121,7 @@ def told(config: RunConfig) -> dict[str, str]:
         "critic": repr(options.critic_options(config, folder, "cpu", 80)),
         "reference": repr(options.reference_options(config, folder, "cpu")),
         "rollout": repr(options.rollout_options(config, folder, "cpu", (2,), 0)),
-        "reward": repr(options.reward_options(config, folder)),
+        "reward": repr(options.reward_options(config, folder, (2,))),
     }
 
 
@@ -208,7 +208,7 @@ def test_both_sides_of_the_clip_follow_the_one_option() -> None:
 def test_a_reward_file_is_found_from_any_working_folder() -> None:
     """Reward workers do not run where the command was typed."""
     config = load({"reward.custom_reward_function.path": "mine/judge.py"})
-    path = options.reward_options(config, Path("m")).custom_path
+    path = options.reward_options(config, Path("m"), (2,)).custom_path
     assert path == str(Path.cwd() / "mine" / "judge.py")
 
 

@@ -251,7 +251,7 @@ def decode(
 ) -> list[str]:
     """Texts of right-padded responses [B, R], without the token that ends them.
 
-    Special tokens inside a response are kept: left out, a wrong answer with one in its middle would look right.
+    Special tokens inside a response are kept: without them, a wrong answer could look right.
     """
     ids = [row[:length] for row, length in zip(responses.tolist(), lengths.tolist(), strict=True)]
     answers = [row[:-1] if row and row[-1] in eos_token_ids else row for row in ids]

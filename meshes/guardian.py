@@ -20,8 +20,6 @@ from collections.abc import Iterable
 MARK = "NEOPROTO_RUN_ID"
 """Environment variable that all processes of a run have, and their children."""
 SWEEP_S = 10.0
-TRACKER_S = 2.0
-"""How long Python's resource trackers get to remove the semaphores of the processes that were killed."""
 
 
 def marked_processes(run_id: str) -> list[int]:
@@ -49,26 +47,38 @@ def sweep(
     Returns:
         processes that could not be ended in time.
     """
-    started = time.monotonic()
-    until, patient_until = started + timeout_s, started + min(TRACKER_S, timeout_s / 2)
+    until = time.monotonic() + timeout_s
+    semaphores: set[int] = set()
     left = marked_processes(run_id)
     while left and time.monotonic() < until:
         for pid in left:
             with contextlib.suppress(OSError):
-                if time.monotonic() > patient_until or not _is_resource_tracker(pid):
-                    os.kill(pid, signal.SIGKILL)
+                semaphores |= _mapped_shm(pid)
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
         left = marked_processes(run_id)
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
-    prefixes = tuple(shm_prefixes)
-    if prefixes:
-        with contextlib.suppress(OSError):
-            for name in os.listdir("/dev/shm"):
-                if name.startswith(prefixes):
-                    with contextlib.suppress(OSError):
-                        os.unlink(f"/dev/shm/{name}")
+    _remove_shm(tuple(shm_prefixes), semaphores)
     return left
+
+
+def _remove_shm(prefixes: tuple[str, ...], semaphores: set[int]) -> None:
+    """Remove files by name, and multiprocessing's semaphores by inode: their tracker was killed too."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/dev/shm"):
+            semaphore = entry.name.startswith("sem.mp-") and entry.inode() in semaphores
+            if semaphore or entry.name.startswith(prefixes):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+
+
+def _mapped_shm(pid: int) -> set[int]:
+    """Inodes of the shared-memory files a process has mapped (a semaphore under a name not its own)."""
+    with open(f"/proc/{pid}/maps") as file:
+        return {int(line.split()[4]) for line in file if " /dev/shm/" in line}
 
 
 class Guardian:
@@ -127,12 +137,6 @@ def main() -> None:
             return
         (paths if word == "dir" else prefixes).append(rest)
     sweep(sys.argv[1], paths, prefixes)
-
-
-def _is_resource_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's: it cleans up and ends by itself when those it serves are gone."""
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return b"multiprocessing.resource_tracker" in file.read()
 
 
 def _is_zombie(pid: str) -> bool:

@@ -54,8 +54,8 @@ time.sleep(60)
 """
 
 
-def test_a_sweep_lets_semaphores_of_killed_processes_be_removed() -> None:
-    """Python's resource tracker does it, a process with the mark itself."""
+def test_a_sweep_removes_the_semaphores_of_the_processes_it_kills() -> None:
+    """Python's resource tracker would, but it carries the mark and is killed too."""
     run_id = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-c", SEMAPHORE],

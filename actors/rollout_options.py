@@ -17,6 +17,14 @@ from neoproto.errors import ConfigError
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Attention head sizes that vLLM's CPU kernels have."""
 
+_USUAL_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
+"""What GPT-2 and its descendants call these sizes in `config.json`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
@@ -168,7 +176,7 @@ def check_servable(model: str | Path, *, max_model_len: int, device: str, field:
 
 
 def read_model_config(model: str | Path, *, field: str) -> dict[str, Any]:
-    """The model's `config.json`, its text part where it has several.
+    """The model's `config.json`, its text part where it has several; sizes under their usual names too.
 
     Raises:
         ConfigError: missing or not JSON.
@@ -179,7 +187,9 @@ def read_model_config(model: str | Path, *, field: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{field}: {path} cannot be read: {error}") from error
     inner = config.get("text_config")
-    return dict(inner) if isinstance(inner, Mapping) else dict(config)
+    found = dict(inner) if isinstance(inner, Mapping) else dict(config)
+    renamed = {usual: found[name] for name, usual in _USUAL_NAMES.items() if name in found}
+    return renamed | found
 
 
 def head_dim(config: Mapping[str, Any]) -> int | None:

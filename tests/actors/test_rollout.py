@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,14 @@ import torch
 
 from actors.engine import EngineThread
 from actors.rollout import Rollout, check_answers, make_columns, make_requests, unpadded
-from actors.rollout_options import CPU_HEAD_DIMS, EngineOptions, RolloutOptions, check_servable, rollout_env
+from actors.rollout_options import (
+    CPU_HEAD_DIMS,
+    EngineOptions,
+    RolloutOptions,
+    check_servable,
+    read_model_config,
+    rollout_env,
+)
 from actors.spread import join_rows, share_rows
 from neoproto.data import DataProto
 from neoproto.data.generation import Generation, SamplingParams, request_seed
@@ -309,6 +317,15 @@ def test_a_model_that_cannot_be_served_is_refused_early(tmp_path: Any) -> None:
     check_servable(tmp_path, max_model_len=16, device="gpu", field="model.path")
     config.write_text("{")
     with pytest.raises(ConfigError, match=r"model\.path: .*config\.json cannot be read"):
+        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path")
+
+
+def test_sizes_are_found_under_the_names_of_gpt2(tmp_path: Any) -> None:
+    sizes = {"n_embd": 96, "n_head": 4, "n_layer": 2, "n_positions": 16}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    found = read_model_config(tmp_path, field="model.path")
+    assert (found["num_attention_heads"], found["num_hidden_layers"]) == (4, 2)
+    with pytest.raises(ConfigError, match=r"16 positions .*\n.*heads of size 24"):
         check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path")
 
 

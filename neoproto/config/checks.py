@@ -214,6 +214,15 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             "algorithm.truncated",
             by_estimator,
         )
+    kl, samples = algorithm.kl_ctrl, config.data.train_batch_size * n
+    if algorithm.use_kl_in_reward and kl.type == "adaptive" and samples >= 5 * kl.horizon:
+        yield _problem(
+            f"algorithm.kl_ctrl.horizon: got {kl.horizon}, wanted more than a fifth of the {samples} samples "
+            "of a step: the weight moves by a share of samples / horizon and must not turn negative",
+            "algorithm.kl_ctrl.horizon",
+            "data.train_batch_size",
+            f"{ROLLOUT}.n",
+        )
     if enable is not None and enable != config.uses_critic:
         wants = "needs a critic" if config.uses_critic else "has no use for a critic"
         yield _problem(

@@ -53,6 +53,14 @@ PPO = topology("actor", "rollout", "critic")
             ["data.task.size: got 63, less than one batch (data.train_batch_size=64)"],
         ),
         (
+            {
+                "algorithm.use_kl_in_reward": True,
+                "algorithm.kl_ctrl": {"type": "adaptive", "horizon": 50},
+                f"{R}.n": 4,
+            },
+            ["algorithm.kl_ctrl.horizon: got 50, wanted more than a fifth of the 256 samples"],
+        ),
+        (
             {f"{R}.max_model_len": 71},
             [f"{R}.max_model_len: got 71, wanted at least 72 = data.max_prompt_length=64"],
         ),

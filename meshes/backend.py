@@ -6,22 +6,22 @@ import contextlib
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshes import sdk
+from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
 from meshes.jobs import PrivateHosts
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
-from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, ProcessInfo
+from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader
 
 if TYPE_CHECKING:
+    from neoproto.runtime.gateway import Origin, Request
     from neoproto.store import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,9 @@ class MonarchBackend:
         self._store: GlobalStore | None = None
         self._tmp_dir = ""
 
-    def start(self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath) -> None:
+    def start(
+        self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
+    ) -> None:
         """Start the guardian, then the client, then the hosts."""
         self._options = options
         self._guardian = Guardian(options.run_id)
@@ -57,9 +59,18 @@ class MonarchBackend:
             self._guardian.guard_client_dir(str(client_dir))
         self._deaths = DeathWatch(on_death)
         self._hook = FaultHook(self._on_fault)
-        reply_pump().set_sink(on_reply)
+        ports.replies().set_sink(on_reply)
+        self._serve(on_request)
         self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env)
         self._hosts.add_clusters(options.clusters)
+
+    def _serve(self, on_request: OnRequest) -> None:
+        def take(run_id: str, back: Any, origin: Origin, request: Request) -> None:
+            if run_id == self._options.run_id:  # the port outlives runs
+                number = request.number
+                on_request(origin, request, lambda outcome: ports.send(back, (number, 0, outcome)))
+
+        ports.requests().set_sink(take)
 
     def add_cluster(self, name: str, nnodes: int) -> None:
         """Start the hosts of one more cluster."""
@@ -118,8 +129,9 @@ class MonarchBackend:
                 # Otherwise Monarch may yet report what was killed, and its own hook would end the program.
                 stack.callback(self._hook.restore)
             stack.callback(self._sweep, timeout_s)
-            if _pump is not None:
-                stack.callback(_pump.set_sink, None)
+            if self._hook is not None:
+                stack.callback(ports.replies().set_sink, None)
+                stack.callback(ports.requests().set_sink, None)
             if self._hosts is not None:
                 stack.callback(self._hosts.close)
 
@@ -176,7 +188,8 @@ class MonarchGroup:
             nnodes=block.nnodes,
             processes_per_node=block.devices_per_node,
             log_dir=str(request.log_dir),
-            run_id=self._run_id,
+            attach=request.attach,
+            requests=ports.requests().port_ref,
         )
         self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
         self._infos = [info for _, info in self._mesh.hello.call().get(timeout=timeout_s).items()]
@@ -215,7 +228,7 @@ class MonarchGroup:
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
         """One message to one rank, one cast to all, else one message each."""
         sdk.ensure_context()
-        port = reply_pump().port_ref
+        port = ports.replies().port_ref
         endpoint = self._endpoints.get(tuple(ranks))
         if endpoint is not None:
             endpoint._send((header, payload), {}, port, "all")
@@ -318,45 +331,3 @@ class FaultHook:
         """Put the hook back that was there before."""
         if self._module.unhandled_fault_hook == self._installed:
             self._module.unhandled_fault_hook = self._previous
-
-
-class ReplyPump:
-    """Receives replies on Monarch's thread for the runtime that is open. One a process, for good."""
-
-    def __init__(self) -> None:
-        from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
-        from monarch.actor import context
-
-        sdk.ensure_context()
-        handle, self._receiver = context().actor_instance._mailbox.open_port()
-        self.port_ref = handle.bind()
-        self._sink: OnReply | None = None
-        self._task = PythonTask.from_coroutine(self._run()).spawn()
-
-    def set_sink(self, sink: OnReply | None) -> None:
-        """Replies go to `sink` from now on; None drops them."""
-        self._sink = sink
-
-    async def _run(self) -> None:
-        while True:
-            message = await self._receiver.recv_task()
-            try:
-                call_id, rank, outcome = message.decode()
-                if self._sink is not None:
-                    self._sink(call_id, rank, outcome)
-            except Exception:
-                logger.warning("a reply could not be handed over", exc_info=True)
-
-
-_pump: ReplyPump | None = None
-_pump_lock = threading.Lock()
-
-
-def reply_pump() -> ReplyPump:
-    """This process's pump."""
-    global _pump
-    if _pump is None:
-        with _pump_lock:
-            if _pump is None:
-                _pump = ReplyPump()
-    return _pump

@@ -52,7 +52,7 @@ class Failure:
     """An exception on its way home.
 
     Attributes:
-        pickled: the exception, if it survives pickling in the process it was raised in.
+        pickled: (the exception, its cause) as far as they survive pickling in the process it was raised in.
         type_name, message, traceback: for when it does not, or cannot be rebuilt by the receiver.
         broken: the group refuses calls because a sync method overran.
     """
@@ -75,19 +75,18 @@ def decode(payload: bytes) -> Any:
     return pickle.loads(payload)
 
 
-def encode_failure(error: BaseException, where: str, *, broken: bool = False) -> Failure:
+def encode_failure(
+    error: BaseException, where: str, *, broken: bool = False, with_traceback: bool = True
+) -> Failure:
     """Prepare an exception for travel; checks here that it can be rebuilt at all.
 
     Args:
         where: "actor[0] on host", quoted in the remote traceback.
     """
-    text = f"--- traceback of {where} ---\n" + "".join(traceback.format_exception(error)).rstrip()
-    pickled: bytes | None
-    try:
-        pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way; it travels as text then
-        pickled = None
+    text = ""
+    if with_traceback:
+        text = f"--- traceback of {where} ---\n" + "".join(traceback.format_exception(error)).rstrip()
+    pickled = _pickled(error, error.__cause__) or _pickled(error, None)
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     return Failure(pickled=pickled, type_name=name, message=_text_of(error), traceback=text, broken=broken)
 
@@ -99,13 +98,24 @@ def decode_failure(failure: Failure) -> BaseException:
     """
     if failure.pickled is not None:
         try:
-            error = pickle.loads(failure.pickled)
+            error, cause = pickle.loads(failure.pickled)
         except Exception:  # noqa: BLE001 - the class may not import here; its text is kept
-            error = None
+            error = cause = None
         if isinstance(error, Exception):
-            error.add_note(failure.traceback)
+            error.__cause__ = cause
+            if failure.traceback:
+                error.add_note(failure.traceback)
             return error
     return RemoteError(failure.type_name, failure.message, failure.traceback)
+
+
+def _pickled(error: BaseException, cause: BaseException | None) -> bytes | None:
+    try:
+        pickled: bytes = cloudpickle.dumps((error, cause))
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way; it travels as text then
+        return None
+    return pickled
 
 
 def _text_of(error: BaseException) -> str:

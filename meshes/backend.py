@@ -15,6 +15,7 @@ from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
 from meshes.jobs import PrivateHosts
+from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
 from neoproto.runtime.executor import CallStatus
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESH_PREFIX = "np-"
+STORE_KEY = "/store"
+"""What the store's processes are watched as; no group's key has a slash."""
+SOCKETS_S = 2.0
+"""How long the kernel may take to give up the sockets of killed processes."""
 KILLED_STOP_S = 2.0
 """How long Monarch is waited for to let go of processes that have been killed."""
 
@@ -57,7 +62,8 @@ class MonarchBackend:
         sdk.start_client(log)
         if (client_dir := sdk.client_dir()) is not None:
             self._guardian.guard_client_dir(str(client_dir))
-        self._deaths = DeathWatch(on_death)
+        self._report_death = on_death
+        self._deaths = DeathWatch(self._on_death)
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
@@ -81,6 +87,8 @@ class MonarchBackend:
         """Start the global store, volumes on the first cluster's hosts."""
         assert self._hosts is not None
         options = self._options
+        assert self._deaths is not None
+        deaths = self._deaths
         self._store = GlobalStore(
             log_dir=options.run_dir / "logs" / "store",
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
@@ -89,12 +97,29 @@ class MonarchBackend:
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
-        return self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
+        client = self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
+        for number, pid in enumerate(self._store.processes(options.run_id)):
+            deaths.watch(STORE_KEY, number, pid)
+        return client
 
     def close_store(self, timeout_s: float) -> None:
         """Close the global store."""
+        if self._deaths is not None:
+            self._deaths.forget(STORE_KEY)
         if self._store is not None:
             self._store.close(timeout_s)
+
+    def _on_death(self, key: str, rank: int, cause: str | None) -> None:
+        if key != STORE_KEY:
+            self._report_death(key, rank, cause)
+            return
+        if cause is None or self._store is None:
+            return
+        reason = f"a process of the object store died: {cause}"
+        self._store.fail(reason)
+        for group in list(self._groups.values()):
+            if not group.released:
+                group.fail_store(reason)
 
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> MonarchGroup:
         """Start the processes of a group, one container in each."""
@@ -141,6 +166,9 @@ class MonarchBackend:
         left = sweep(self._options.run_id, self._guardian.paths, self._guardian.shm_prefixes, timeout_s)
         if left:
             logger.warning("processes of the run could not be ended: %s", left)
+        until = time.monotonic() + SOCKETS_S
+        while self._tmp_dir in Path("/proc/net/unix").read_text() and time.monotonic() < until:
+            time.sleep(0.02)  # killed, but the kernel is not done with it yet
 
     def _on_fault(self, mesh_name: str, report: str) -> bool:
         """Supervision's word on a fault; True if it is about one of this run's meshes."""
@@ -240,6 +268,16 @@ class MonarchGroup:
         """Ask each rank by itself: one that does not answer must not hide the others."""
         return self._ask_each(ranks, lambda mesh: mesh.call_status.call_one(call_id), timeout_s)
 
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where processes of this machine are that do not answer."""
+        return read_stacks(
+            {
+                info.rank: (info.pid, self.request.log_dir / f"rank{info.rank}.log")
+                for info in self._infos
+                if info.rank in ranks and is_local(info, self._run_id)
+            }
+        )
+
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
         """What the workers told `Worker.register_mesh`, by rank."""
         answers = self._ask_each(
@@ -258,6 +296,12 @@ class MonarchGroup:
         sdk.ensure_context()
         for rank in ranks:
             self._slice(rank).break_off.broadcast(reason)
+
+    def fail_store(self, reason: str) -> None:
+        """Make store operations of these processes fail. Does not wait."""
+        sdk.ensure_context()
+        for info in self._infos:
+            self._slice(info.rank).store_failed.broadcast(reason)
 
     def drain(self, ranks: Sequence[int], timeout_s: float) -> bool:
         """Wait for what was admitted; False if it did not end in time."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from monarch.actor import Actor, concurrent_endpoint, context
 
 from meshes import ports, sdk
-from meshes.stores import StoreAccess
+from meshes.stores import ProcessStore, StoreAccess
 from neoproto.runtime.attached import AttachedRuntime, attach_process
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus, WorkerExecutor
@@ -81,7 +81,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._rank = rank
         self._host = socket.gethostname()
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
-        store.attach(identity.node_rank, identity.local_rank)
+        self._store = ProcessStore(store, identity.node_rank, identity.local_rank)
         self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
         self._runtime = attach(spec.attach, rank, spec.requests)
 
@@ -123,6 +123,11 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
     async def break_off(self, reason: str) -> None:
         """Refuse everything from now on."""
         self._executor.break_group(reason)
+
+    @_endpoint
+    async def store_failed(self, reason: str) -> None:
+        """A process of the store has died."""
+        self._store.fail(reason)
 
     @_endpoint
     async def drain(self, timeout_s: float) -> bool:

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 # A dead process is then noticed within 2 s instead of 10.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+# A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
+for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPAWN_READY_TIMEOUT"):
+    os.environ.setdefault(f"HYPERACTOR_{_name}", "120s")
 # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
 

@@ -1,4 +1,4 @@
-"""What the control plane costs: calls beside raw Monarch calls on the same processes, many calls, start and close.
+"""What the control plane costs: calls beside raw Monarch calls on the same processes, many calls, start.
 
     python scripts/bench_runtime.py [--repeats 7] [--calls 200] [--rounds 20] [--only NAME,…]
 
@@ -20,10 +20,9 @@ from typing import Any
 from _bench import Figure, report
 
 from meshes import sdk  # first: it sets what Monarch reads when it is imported
+from meshes.baseline import RawAsync, RawSync
 from meshes.topology import compile_topology
 from neoproto.runtime import ClassWithInitArgs, RemoteCall, Runtime, Worker, WorkerGroup
-
-from monarch.actor import Actor, concurrent_endpoint, endpoint  # isort: skip
 
 PARTS = ("calls", "pipelined", "many", "topology", "rounds")
 
@@ -35,26 +34,6 @@ class Ours(Worker):
         return value
 
     async def on_loop(self, value: int) -> int:
-        return value
-
-
-class RawSync(Actor):  # type: ignore[misc] # Monarch is not typed
-    """The same without us."""
-
-    @endpoint  # type: ignore[untyped-decorator]
-    def sync(self, value: int) -> int:
-        return value
-
-
-class RawAsync(Actor):  # type: ignore[misc]
-    """The same without us; both kinds of async endpoint."""
-
-    @endpoint  # type: ignore[untyped-decorator]
-    async def on_loop(self, value: int) -> int:
-        return value
-
-    @concurrent_endpoint  # type: ignore[untyped-decorator]
-    async def overlapping(self, value: int) -> int:
         return value
 
 
@@ -106,7 +85,8 @@ def call_figures(group: WorkerGroup, repeats: int, calls: int, pipelined: bool) 
             def ours(target: Any = target, method: str = method) -> object:
                 return target.submit(method, (1,), timeout=60, blocking=True)
 
-            ours(), raw()
+            ours()
+            raw()  # type: ignore[no-untyped-call]
             figures += side_by_side(
                 f"call_{where}_{kind}",
                 1.25,
@@ -138,7 +118,7 @@ def pipelined_figures(rank: Any, kind: str, method: str, raw: Any, repeats: int)
 
 
 def many_figures(repeats: int) -> list[Figure]:
-    """`gather` and `wait` over growing numbers of calls: seconds for a call must not grow with their number."""
+    """`gather` and `wait` over growing numbers of calls: seconds for one must not grow with it."""
     figures = []
     for name, run in (("gather", gather_all), ("wait_first", wait_first)):
         per_call = {
@@ -273,9 +253,7 @@ def measure(parts: Sequence[str], repeats: int, calls: int, rounds: int) -> list
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=20)

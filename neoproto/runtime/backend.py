@@ -92,6 +92,10 @@ class ProcessGroup(Protocol):
         """What these ranks do with a call; ranks that do not answer in time are left out."""
         ...
 
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where processes are that do not even say what they do, as far as their machine tells."""
+        ...
+
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
         """What the workers told `Worker.register_mesh`, by rank."""
         ...

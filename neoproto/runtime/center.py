@@ -240,6 +240,9 @@ class CallCenter:
             members.mark_broken(reason)
             members.processes.break_group(unsure, reason)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
+        mute = [rank for rank in silent if rank not in statuses]
+        if mute and not call.done():
+            stacks |= members.processes.stacks(mute)
         self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
 
 

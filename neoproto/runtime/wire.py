@@ -39,12 +39,30 @@ class CallHeader:
     ranks: tuple[int, ...] | None
     budget_s: float | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Travels with every call: a plain call pickles several times faster than a slotted dataclass does.
+        values = (self.call_id, self.role, self.method, self.sequence, self.ranks, self.budget_s)
+        return _header, values
+
     def place(self, rank: int) -> int | None:
         """The number of this call in `rank`'s order."""
         if isinstance(self.sequence, tuple):
             assert self.ranks is not None
             return self.sequence[self.ranks.index(rank)]
         return self.sequence
+
+
+def _header(
+    call_id: int,
+    role: str,
+    method: str,
+    sequence: int | tuple[int, ...] | None,
+    ranks: tuple[int, ...] | None,
+    budget_s: float | None,
+) -> CallHeader:
+    return CallHeader(
+        call_id=call_id, role=role, method=method, sequence=sequence, ranks=ranks, budget_s=budget_s
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +84,8 @@ class Failure:
 
 def encode(value: Any) -> bytes:
     """Pickle arguments or a result, by value where needed."""
+    if _is_plain(value):
+        return pickle.dumps(value)  # the same bytes, without the cost of a pickler written in Python
     pickled: bytes = cloudpickle.dumps(value)
     return pickled
 
@@ -107,6 +127,22 @@ def decode_failure(failure: Failure) -> BaseException:
                 error.add_note(failure.traceback)
             return error
     return RemoteError(failure.type_name, failure.message, failure.traceback)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def _is_plain(value: Any, depth: int = 2) -> bool:
+    """Whether a value is built of a few things that every process knows."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if not depth or kind not in (tuple, dict) or len(value) > 8:
+        return False
+    parts = value.values() if kind is dict else value
+    return all(_is_plain(part, depth - 1) for part in parts) and (
+        kind is tuple or all(type(key) is str for key in value)
+    )
 
 
 def _pickled(error: BaseException, cause: BaseException | None) -> bytes | None:

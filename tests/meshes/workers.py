@@ -17,6 +17,8 @@ from neoproto.runtime import (
     Worker,
     WorkerGroup,
     current_runtime,
+    get,
+    put,
     register,
 )
 
@@ -72,6 +74,14 @@ class Probe(Worker):
     def sleep(self, seconds: float) -> float:
         time.sleep(seconds)
         return seconds
+
+    def hold_the_interpreter(self, seconds: int) -> None:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(seconds)  # a call that keeps the interpreter's lock
+
+    def through_the_store(self, value: int) -> int:
+        return int(get(put(value)))
 
     async def doze(self, seconds: float) -> float:
         await asyncio.sleep(seconds)
@@ -166,8 +176,6 @@ class Caller(Worker):
         return "done"
 
     def store_round(self) -> int:
-        from neoproto.runtime import get, put
-
         return int(get(put(41)) + 1)
 
     def root_clients(self) -> bool:

@@ -74,7 +74,7 @@ class MonarchBackend:
         def take(run_id: str, back: Any, origin: Origin, request: Request) -> None:
             if run_id == self._options.run_id:  # the port outlives runs
                 number = request.number
-                on_request(origin, request, lambda outcome: ports.send(back, (number, 0, outcome)))
+                on_request(origin, request, lambda outcome: ports.send((number, 0, outcome), back))
 
         ports.requests().set_sink(take)
 
@@ -196,6 +196,7 @@ class MonarchGroup:
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
+        self._call_ports: list[Any] = []
         self._endpoints: dict[tuple[int, ...], Any] = {}
 
     def start(self, timeout_s: float) -> None:
@@ -220,7 +221,9 @@ class MonarchGroup:
             requests=ports.requests().port_ref,
         )
         self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
-        self._infos = [info for _, info in self._mesh.hello.call().get(timeout=timeout_s).items()]
+        hellos = [hello for _, hello in self._mesh.hello.call().get(timeout=timeout_s).items()]
+        self._infos = [info for info, _ in hellos]
+        self._call_ports = [port for _, port in hellos]
         everyone = tuple(range(block.size))
         self._endpoints[everyone] = self._mesh.invoke
         for rank in everyone:
@@ -254,9 +257,12 @@ class MonarchGroup:
                 self._deaths.watch(self.request.key, info.rank, info.pid)
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
-        """One message to one rank, one cast to all, else one message each."""
-        sdk.ensure_context()
+        """Sync calls go to ports of the ranks; async ones to their event loops, as one cast if they can."""
         port = ports.replies().port_ref
+        if header.sequence is not None:
+            ports.send((port, header, payload), *(self._call_ports[rank] for rank in ranks))
+            return
+        sdk.ensure_context()
         endpoint = self._endpoints.get(tuple(ranks))
         if endpoint is not None:
             endpoint._send((header, payload), {}, port, "all")

@@ -55,7 +55,7 @@ def attach(spec: AttachSpec, rank: int, requests: Any) -> AttachedRuntime:
     origin = Origin(key=spec.key, rank=rank)
 
     def send(request: Request) -> None:
-        ports.send(requests, (spec.run_id, ports.replies().port_ref, origin, request))
+        ports.send((spec.run_id, ports.replies().port_ref, origin, request), requests)
 
     runtime = AttachedRuntime(spec, send)
     ports.replies().set_sink(runtime.on_answer)
@@ -83,11 +83,12 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
         self._store = ProcessStore(store, identity.node_rank, identity.local_rank)
         self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
+        ports.calls().set_sink(self._take_sync)
         self._runtime = attach(spec.attach, rank, spec.requests)
 
     @_port_endpoint
     async def invoke(self, port: Any, header: CallHeader, payload: bytes) -> None:
-        """Take a call; its outcome goes to `port` as (call id, rank, outcome)."""
+        """Take an async call; its outcome goes to `port` as (call id, rank, outcome)."""
         port.return_undeliverable = False  # a caller that is gone needs no answer
 
         def reply(outcome: Failure | bytes) -> None:
@@ -97,12 +98,19 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         if running is not None:
             await running
 
+    def _take_sync(self, back: Any, header: CallHeader, payload: bytes) -> None:
+        """Take a sync call off its port: it needs no event loop, and reaches the worker thread sooner."""
+        self._executor.accept(
+            header, payload, lambda outcome: ports.send((header.call_id, self._rank, outcome), back)
+        )
+
     @_endpoint
-    async def hello(self) -> ProcessInfo:
-        """Who and where this process is."""
-        return ProcessInfo(
+    async def hello(self) -> tuple[ProcessInfo, Any]:
+        """Who and where this process is, and its port for sync calls."""
+        info = ProcessInfo(
             rank=self._rank, pid=os.getpid(), host=self._host, rendezvous=self._rendezvous.address
         )
+        return info, ports.calls().port_ref
 
     @_endpoint
     async def call_status(self, call_id: int) -> CallStatus:

@@ -1,6 +1,6 @@
-"""Ports of this process, and what is received on them: replies to calls, and requests of workers.
+"""Ports of this process, and what is received on them: sync calls, replies to calls, requests of workers.
 
-Both are received on Monarch's own threads, so that neither needs an event loop of ours.
+All are received on Monarch's own threads, so that none needs an event loop of ours.
 """
 
 from __future__ import annotations
@@ -45,15 +45,23 @@ class Pump:
                 logger.warning("a message could not be handed over", exc_info=True)
 
 
-def send(port_ref: Any, message: tuple[Any, ...]) -> None:
-    """Send to a `Pump` of any process; if that is gone, nothing happens."""
+def send(message: tuple[Any, ...], *port_refs: Any) -> None:
+    """Send to the `Pump`s of some processes; to one that is gone, nothing happens."""
     from monarch._src.actor.actor_mesh import Port
     from monarch.actor import context
 
     sdk.ensure_context()
-    port = Port(port_ref, context().actor_instance._as_rust(), 0)
-    port.return_undeliverable = False
-    port.send(message)
+    instance = context().actor_instance._as_rust()
+    ready: Any = None
+    for port_ref in port_refs:
+        port = Port(port_ref, instance, 0)
+        port.return_undeliverable = False
+        if ready is None:
+            ready = port._pending_result(message).try_resolve_now()  # pickled once
+        if ready is None:
+            port.send(message)
+        else:
+            port._send_message(ready)
 
 
 _pumps: dict[str, Pump] = {}
@@ -63,6 +71,11 @@ _lock = threading.Lock()
 def replies() -> Pump:
     """Where this process gets the outcome of its calls."""
     return _pump("replies")
+
+
+def calls() -> Pump:
+    """Where this process, a worker, gets sync calls."""
+    return _pump("calls")
 
 
 def requests() -> Pump:

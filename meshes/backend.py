@@ -6,27 +6,32 @@ import contextlib
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshes import sdk
+from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
 from meshes.jobs import PrivateHosts
+from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
-from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, ProcessInfo
+from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader
 
 if TYPE_CHECKING:
+    from neoproto.runtime.gateway import Origin, Request
     from neoproto.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
 MESH_PREFIX = "np-"
+STORE_KEY = "/store"
+"""What the store's processes are watched as; no group's key has a slash."""
+SOCKETS_S = 2.0
+"""How long the kernel may take to give up the sockets of killed processes."""
 KILLED_STOP_S = 2.0
 """How long Monarch is waited for to let go of processes that have been killed."""
 
@@ -44,7 +49,9 @@ class MonarchBackend:
         self._store: GlobalStore | None = None
         self._tmp_dir = ""
 
-    def start(self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath) -> None:
+    def start(
+        self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
+    ) -> None:
         """Start the guardian, then the client, then the hosts."""
         self._options = options
         self._guardian = Guardian(options.run_id)
@@ -55,11 +62,21 @@ class MonarchBackend:
         sdk.start_client(log)
         if (client_dir := sdk.client_dir()) is not None:
             self._guardian.guard_client_dir(str(client_dir))
-        self._deaths = DeathWatch(on_death)
+        self._report_death = on_death
+        self._deaths = DeathWatch(self._on_death)
         self._hook = FaultHook(self._on_fault)
-        reply_pump().set_sink(on_reply)
+        ports.replies().set_sink(on_reply)
+        self._serve(on_request)
         self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env)
         self._hosts.add_clusters(options.clusters)
+
+    def _serve(self, on_request: OnRequest) -> None:
+        def take(run_id: str, back: Any, origin: Origin, request: Request) -> None:
+            if run_id == self._options.run_id:  # the port outlives runs
+                number = request.number
+                on_request(origin, request, lambda outcome: ports.send((number, 0, outcome), back))
+
+        ports.requests().set_sink(take)
 
     def add_cluster(self, name: str, nnodes: int) -> None:
         """Start the hosts of one more cluster."""
@@ -70,6 +87,8 @@ class MonarchBackend:
         """Start the global store, volumes on the first cluster's hosts."""
         assert self._hosts is not None
         options = self._options
+        assert self._deaths is not None
+        deaths = self._deaths
         self._store = GlobalStore(
             log_dir=options.run_dir / "logs" / "store",
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
@@ -78,12 +97,29 @@ class MonarchBackend:
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
-        return self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
+        client = self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
+        for number, pid in enumerate(self._store.processes(options.run_id)):
+            deaths.watch(STORE_KEY, number, pid)
+        return client
 
     def close_store(self, timeout_s: float) -> None:
         """Close the global store."""
+        if self._deaths is not None:
+            self._deaths.forget(STORE_KEY)
         if self._store is not None:
             self._store.close(timeout_s)
+
+    def _on_death(self, key: str, rank: int, cause: str | None) -> None:
+        if key != STORE_KEY:
+            self._report_death(key, rank, cause)
+            return
+        if cause is None or self._store is None:
+            return
+        reason = f"a process of the object store died: {cause}"
+        self._store.fail(reason)
+        for group in list(self._groups.values()):
+            if not group.released:
+                group.fail_store(reason)
 
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> MonarchGroup:
         """Start the processes of a group, one container in each."""
@@ -118,8 +154,9 @@ class MonarchBackend:
                 # Otherwise Monarch may yet report what was killed, and its own hook would end the program.
                 stack.callback(self._hook.restore)
             stack.callback(self._sweep, timeout_s)
-            if _pump is not None:
-                stack.callback(_pump.set_sink, None)
+            if self._hook is not None:
+                stack.callback(ports.replies().set_sink, None)
+                stack.callback(ports.requests().set_sink, None)
             if self._hosts is not None:
                 stack.callback(self._hosts.close)
 
@@ -129,6 +166,9 @@ class MonarchBackend:
         left = sweep(self._options.run_id, self._guardian.paths, self._guardian.shm_prefixes, timeout_s)
         if left:
             logger.warning("processes of the run could not be ended: %s", left)
+        until = time.monotonic() + SOCKETS_S
+        while self._tmp_dir in Path("/proc/net/unix").read_text() and time.monotonic() < until:
+            time.sleep(0.02)  # killed, but the kernel is not done with it yet
 
     def _on_fault(self, mesh_name: str, report: str) -> bool:
         """Supervision's word on a fault; True if it is about one of this run's meshes."""
@@ -156,6 +196,7 @@ class MonarchGroup:
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
+        self._call_ports: list[Any] = []
         self._endpoints: dict[tuple[int, ...], Any] = {}
 
     def start(self, timeout_s: float) -> None:
@@ -176,10 +217,13 @@ class MonarchGroup:
             nnodes=block.nnodes,
             processes_per_node=block.devices_per_node,
             log_dir=str(request.log_dir),
-            run_id=self._run_id,
+            attach=request.attach,
+            requests=ports.requests().port_ref,
         )
         self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
-        self._infos = [info for _, info in self._mesh.hello.call().get(timeout=timeout_s).items()]
+        hellos = [hello for _, hello in self._mesh.hello.call().get(timeout=timeout_s).items()]
+        self._infos = [info for info, _ in hellos]
+        self._call_ports = [port for _, port in hellos]
         everyone = tuple(range(block.size))
         self._endpoints[everyone] = self._mesh.invoke
         for rank in everyone:
@@ -213,9 +257,12 @@ class MonarchGroup:
                 self._deaths.watch(self.request.key, info.rank, info.pid)
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
-        """One message to one rank, one cast to all, else one message each."""
+        """Sync calls go to ports of the ranks; async ones to their event loops, as one cast if they can."""
+        port = ports.replies().port_ref
+        if header.sequence is not None:
+            ports.send((port, header, payload), *(self._call_ports[rank] for rank in ranks))
+            return
         sdk.ensure_context()
-        port = reply_pump().port_ref
         endpoint = self._endpoints.get(tuple(ranks))
         if endpoint is not None:
             endpoint._send((header, payload), {}, port, "all")
@@ -226,6 +273,16 @@ class MonarchGroup:
     def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
         """Ask each rank by itself: one that does not answer must not hide the others."""
         return self._ask_each(ranks, lambda mesh: mesh.call_status.call_one(call_id), timeout_s)
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where processes of this machine are that do not answer."""
+        return read_stacks(
+            {
+                info.rank: (info.pid, self.request.log_dir / f"rank{info.rank}.log")
+                for info in self._infos
+                if info.rank in ranks and is_local(info, self._run_id)
+            }
+        )
 
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
         """What the workers told `Worker.register_mesh`, by rank."""
@@ -245,6 +302,12 @@ class MonarchGroup:
         sdk.ensure_context()
         for rank in ranks:
             self._slice(rank).break_off.broadcast(reason)
+
+    def fail_store(self, reason: str) -> None:
+        """Make store operations of these processes fail. Does not wait."""
+        sdk.ensure_context()
+        for info in self._infos:
+            self._slice(info.rank).store_failed.broadcast(reason)
 
     def drain(self, ranks: Sequence[int], timeout_s: float) -> bool:
         """Wait for what was admitted; False if it did not end in time."""
@@ -318,45 +381,3 @@ class FaultHook:
         """Put the hook back that was there before."""
         if self._module.unhandled_fault_hook == self._installed:
             self._module.unhandled_fault_hook = self._previous
-
-
-class ReplyPump:
-    """Receives replies on Monarch's thread for the runtime that is open. One a process, for good."""
-
-    def __init__(self) -> None:
-        from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
-        from monarch.actor import context
-
-        sdk.ensure_context()
-        handle, self._receiver = context().actor_instance._mailbox.open_port()
-        self.port_ref = handle.bind()
-        self._sink: OnReply | None = None
-        self._task = PythonTask.from_coroutine(self._run()).spawn()
-
-    def set_sink(self, sink: OnReply | None) -> None:
-        """Replies go to `sink` from now on; None drops them."""
-        self._sink = sink
-
-    async def _run(self) -> None:
-        while True:
-            message = await self._receiver.recv_task()
-            try:
-                call_id, rank, outcome = message.decode()
-                if self._sink is not None:
-                    self._sink(call_id, rank, outcome)
-            except Exception:
-                logger.warning("a reply could not be handed over", exc_info=True)
-
-
-_pump: ReplyPump | None = None
-_pump_lock = threading.Lock()
-
-
-def reply_pump() -> ReplyPump:
-    """This process's pump."""
-    global _pump
-    if _pump is None:
-        with _pump_lock:
-            if _pump is None:
-                _pump = ReplyPump()
-    return _pump

@@ -7,12 +7,12 @@ import contextlib
 import faulthandler
 import os
 import runpy
-import signal
 import sys
 from typing import NoReturn
 
+from meshes.stacks import STACKS_SIGNAL
+
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
-STACKS_SIGNAL = signal.SIGUSR2
 
 
 def main() -> None:
@@ -25,6 +25,7 @@ def main() -> None:
         os.dup2(log, 2)
         os.close(log)
     faulthandler.enable(file=sys.stderr, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     try:
         runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
     except SystemExit as end:

@@ -10,10 +10,12 @@ from typing import Any, TypeVar, cast
 
 from monarch.actor import Actor, concurrent_endpoint, context
 
-from meshes import sdk
-from meshes.stores import StoreAccess
+from meshes import ports, sdk
+from meshes.stores import ProcessStore, StoreAccess
+from neoproto.runtime.attached import AttachedRuntime, attach_process
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus, WorkerExecutor
+from neoproto.runtime.gateway import AttachSpec, Origin, Request
 from neoproto.runtime.wire import CallHeader, Failure
 from neoproto.runtime.worker import Rendezvous, WorkerIdentity
 
@@ -35,14 +37,30 @@ class ContainerSpec:
     Attributes:
         group_name, nnodes, processes_per_node: the group.
         log_dir: the folder of its logs, on every machine.
-        run_id: the run.
+        attach: what its processes know of the run.
+        requests: the port of the root's `ports.requests()`.
     """
 
     group_name: str
     nnodes: int
     processes_per_node: int
     log_dir: str
-    run_id: str
+    attach: AttachSpec
+    requests: Any
+
+
+def attach(spec: AttachSpec, rank: int, requests: Any) -> AttachedRuntime:
+    """Make this process a part of the run: what `current_runtime()` asks for goes to the root's port."""
+
+    origin = Origin(key=spec.key, rank=rank)
+
+    def send(request: Request) -> None:
+        ports.send((spec.run_id, ports.replies().port_ref, origin, request), requests)
+
+    runtime = AttachedRuntime(spec, send)
+    ports.replies().set_sink(runtime.on_answer)
+    attach_process(runtime)
+    return runtime
 
 
 class Container(Actor):  # type: ignore[misc] # Monarch is not typed
@@ -58,17 +76,19 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
             node_rank=rank // spec.processes_per_node,
             group_name=spec.group_name,
             log_path=os.path.join(spec.log_dir, f"rank{rank}.log"),
-            run_id=spec.run_id,
+            run_id=spec.attach.run_id,
         )
         self._rank = rank
         self._host = socket.gethostname()
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
-        store.attach(identity.node_rank, identity.local_rank)
+        self._store = ProcessStore(store, identity.node_rank, identity.local_rank)
         self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
+        ports.calls().set_sink(self._take_sync)
+        self._runtime = attach(spec.attach, rank, spec.requests)
 
     @_port_endpoint
     async def invoke(self, port: Any, header: CallHeader, payload: bytes) -> None:
-        """Take a call; its outcome goes to `port` as (call id, rank, outcome)."""
+        """Take an async call; its outcome goes to `port` as (call id, rank, outcome)."""
         port.return_undeliverable = False  # a caller that is gone needs no answer
 
         def reply(outcome: Failure | bytes) -> None:
@@ -78,12 +98,19 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         if running is not None:
             await running
 
+    def _take_sync(self, back: Any, header: CallHeader, payload: bytes) -> None:
+        """Take a sync call off its port: it needs no event loop, and reaches the worker thread sooner."""
+        self._executor.accept(
+            header, payload, lambda outcome: ports.send((header.call_id, self._rank, outcome), back)
+        )
+
     @_endpoint
-    async def hello(self) -> ProcessInfo:
-        """Who and where this process is."""
-        return ProcessInfo(
+    async def hello(self) -> tuple[ProcessInfo, Any]:
+        """Who and where this process is, and its port for sync calls."""
+        info = ProcessInfo(
             rank=self._rank, pid=os.getpid(), host=self._host, rendezvous=self._rendezvous.address
         )
+        return info, ports.calls().port_ref
 
     @_endpoint
     async def call_status(self, call_id: int) -> CallStatus:
@@ -106,11 +133,17 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._executor.break_group(reason)
 
     @_endpoint
+    async def store_failed(self, reason: str) -> None:
+        """A process of the store has died."""
+        self._store.fail(reason)
+
+    @_endpoint
     async def drain(self, timeout_s: float) -> bool:
         """Stop admission and wait for what was admitted."""
         return await self._executor.drain(timeout_s)
 
     async def __cleanup__(self, exc: Exception | None) -> None:
+        self._runtime.shut_down("this worker is shutting down")
         self._executor.close()
 
     def _handle_undeliverable_message(self, message: Any) -> bool:

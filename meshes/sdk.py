@@ -6,6 +6,7 @@ Import this before anything of Monarch's: the environment below is read once, wh
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -13,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +25,40 @@ logger = logging.getLogger(__name__)
 
 # A dead process is then noticed within 2 s instead of 10.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
+# A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
+for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPAWN_READY_TIMEOUT"):
+    os.environ.setdefault(f"HYPERACTOR_{_name}", "120s")
 # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
+
+MONARCH_THREADS = "monarch-pytokio"
+EXIT_WAIT_S = 5.0
+
+
+def _wait_for_monarch_threads() -> None:
+    """Let Monarch's threads end before the interpreter does.
+
+    Monarch gives them a second. On a busy machine one may be left that then asks for the interpreter's lock,
+    and Python ends such a thread in a way that aborts the program ("exception not rethrown").
+    """
+    until = time.monotonic() + EXIT_WAIT_S
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            tasks = list(Path("/proc/self/task").iterdir())
+            if not any(_comm(task).startswith(MONARCH_THREADS) for task in tasks):
+                return
+        time.sleep(0.01)
+
+
+def _comm(task: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (task / "comm").read_text()
+    return ""
+
+
+if "monarch" not in sys.modules:
+    # What is registered first runs last: after Monarch's own shutdown, which importing Monarch registers.
+    atexit.register(_wait_for_monarch_threads)
 
 _pinned: Any = None
 _client_dir: Path | None = None
@@ -178,7 +212,5 @@ def _client_exists() -> bool:
 
 
 def _remove_at_exit(path: Path) -> None:
-    import atexit
-
     # Registered before Monarch registers its own shutdown, so this runs after it.
     atexit.register(shutil.rmtree, path, True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import os
+import pickle
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle  # type: ignore[import-untyped]
+
 from meshes import sdk
+from meshes.bootstrap import LOG_VARIABLE
+from meshes.guardian import marked_processes
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreClient, StoreSpec
@@ -31,7 +39,7 @@ class GlobalStore:
         self._server: Any = None
         self._procs: list[Any] = []
         self._client: StoreClient | None = None
-        self.spec: StoreSpec | None = None
+        self.spec: bytes | None = None
 
     def start(self, hosts: Any, beside_controller: Any, ranks_per_host: int) -> StoreClient:
         """Start the processes and attach this one.
@@ -67,10 +75,26 @@ class GlobalStore:
             timeout_s=self._timeout_s,
             index_procs=index,
         )
-        self.spec = self._server.spec()
-        client = StoreClient.attach(self.spec, host_id=host_id("", 0), local_rank=0)
+        spec: StoreSpec = self._server.spec()
+        self.spec = cloudpickle.dumps(spec)
+        client = StoreClient.attach(spec, host_id=host_id("", 0), local_rank=0)
         set_process_store(client)
         return client
+
+    def processes(self, run_id: str) -> list[int]:
+        """Those of this machine, by the logs they write."""
+        folder = f"{LOG_VARIABLE}={self._log_dir}/".encode()
+        found = []
+        for pid in marked_processes(run_id):
+            with contextlib.suppress(OSError):
+                if folder in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+        return found
+
+    def fail(self, reason: str) -> None:
+        """A process of the store has died: this process's operations fail from now on."""
+        if self._client is not None:
+            self._client.fail(reason)
 
     def close(self, timeout_s: float) -> None:
         """Close this process's client, then the server; its processes end with the hosts."""
@@ -91,22 +115,53 @@ class StoreAccess:
     """What a group's processes attach to the store with.
 
     Attributes:
-        spec: the store; None if the run has none.
+        spec: the store's, pickled: reading it takes TorchStore and torch, which not every worker needs.
         host_ids: what the store calls the group's nodes, in order.
     """
 
-    spec: StoreSpec | None
+    spec: bytes | None
     host_ids: tuple[str, ...]
 
-    def attach(self, node_rank: int, local_rank: int) -> None:
-        """Give this process a client, as its process store."""
-        if self.spec is None:
-            return
-        from neoproto.store import set_process_store
+
+class ProcessStore:
+    """A worker process's client of the store, attached when it is first used."""
+
+    def __init__(self, access: StoreAccess, node_rank: int, local_rank: int) -> None:
+        """Make it this process's store. Call it where Monarch's context is."""
+        from neoproto.store.base import set_process_store
+
+        self._access, self._node_rank, self._local_rank = access, node_rank, local_rank
+        self._context = contextvars.copy_context()
+        self._lock = threading.Lock()
+        self._client: StoreClient | None = None
+        self._failed: str | None = None
+        if access.spec is not None:
+            set_process_store(self.attach)
+
+    def attach(self) -> StoreClient:
+        """The client."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._context.copy().run(self._attach)
+                if self._failed is not None:
+                    self._client.fail(self._failed)
+            return self._client
+
+    def fail(self, reason: str) -> None:
+        """A process of the store has died: operations fail from now on."""
+        with self._lock:
+            self._failed = reason
+            if self._client is not None:
+                self._client.fail(reason)
+
+    def _attach(self) -> StoreClient:
         from neoproto.store.engine import StoreClient
 
-        set_process_store(
-            StoreClient.attach(self.spec, host_id=self.host_ids[node_rank], local_rank=local_rank)
+        assert self._access.spec is not None
+        return StoreClient.attach(
+            pickle.loads(self._access.spec),
+            host_id=self._access.host_ids[self._node_rank],
+            local_rank=self._local_rank,
         )
 
 
@@ -122,7 +177,7 @@ def worker_command(log_path: Path, env: dict[str, str | None]) -> Any:
     base: dict[str, str | None] = {
         # The hosts have the run's own, for their sockets; workers' caches belong where they always are.
         "TMPDIR": os.environ.get("TMPDIR"),
-        "NEOPROTO_LOG_FILE": str(log_path),
+        LOG_VARIABLE: str(log_path),
         "PYTHONUNBUFFERED": "1",
     }
     return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**base, **env})

@@ -112,7 +112,8 @@ def run_case(case: str, out: Path, timeout_s: float) -> Outcome:
     """Run one case in a fresh interpreter and session; end everything it left in that session."""
     name = re.sub(r"[^A-Za-z0-9_.\-\[\]]+", "-", case.removeprefix("tests/"))[-150:]
     log_path = out / f"{name}.log"
-    command = [*_pytest(), "-q", case]
+    # A case about to be killed for hanging says first where it is.
+    command = [*_pytest(), "-q", "-o", f"faulthandler_timeout={0.9 * timeout_s}", case]
     command.append(f"--junitxml={out / f'{name}.xml'}")
     started = time.monotonic()
     with log_path.open("wb") as log:

@@ -15,6 +15,7 @@ from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader, Failure
 
 if TYPE_CHECKING:
+    from neoproto.runtime.gateway import Answer, AttachSpec, Origin, Request
     from neoproto.runtime.placement import Placement
     from neoproto.runtime.pool import ResourcePool
     from neoproto.store import ObjectStore
@@ -27,6 +28,8 @@ OnReply = Callable[[int, int, Failure | bytes], None]
 """(call id, rank, outcome); must not block."""
 OnDeath = Callable[[str, int, str | None], None]
 """(group key, rank, cause in words); first with None if the death is known before its cause."""
+OnRequest = Callable[["Origin", "Request", "Answer"], None]
+"""A worker asks for something; must not block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,7 @@ class GroupRequest:
         pool: where; one process on each of its slots.
         env: environment, applied before any import.
         log_dir: folder for `rank<k>.log`.
+        attach: what the processes know of the run.
     """
 
     key: str
@@ -46,6 +50,7 @@ class GroupRequest:
     pool: ResourcePool
     env: Mapping[str, str]
     log_dir: Path
+    attach: AttachSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,10 @@ class ProcessGroup(Protocol):
 
     def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
         """What these ranks do with a call; ranks that do not answer in time are left out."""
+        ...
+
+    def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where processes are that do not even say what they do, as far as their machine tells."""
         ...
 
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
@@ -134,7 +143,9 @@ class BackendOptions:
 class RuntimeBackend(Protocol):
     """What a backend provides. One instance per live `Runtime`."""
 
-    def start(self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath) -> None:
+    def start(
+        self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
+    ) -> None:
         """Allocate hosts."""
         ...
 

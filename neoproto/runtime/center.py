@@ -48,6 +48,7 @@ class PendingCall(RemoteCall[Any]):
         self.deadline, self.submitted = deadline, time.monotonic()
         self.replies: dict[int, bytes | None] = dict.fromkeys(ranks)
         self.missing = len(ranks)
+        self.keeps: object = None
         self._center, self._collect_results = center, collect
 
     def cancel(self) -> bool:
@@ -79,6 +80,7 @@ class CallCenter:
         self._watch = DeadlineWatch()
         self._watched = 0
         self._closed: str | None = None
+        self._draining = False
 
     def start(
         self,
@@ -90,6 +92,8 @@ class CallCenter:
         deadline: float,
         is_async: bool,
         collect: Collect,
+        keeps: object = None,
+        relayed: bool = False,
     ) -> PendingCall:
         """Number, register and send a call.
 
@@ -97,16 +101,19 @@ class CallCenter:
             sends: (ranks, pickled arguments): each payload goes to its ranks.
             deadline: absolute, monotonic.
             collect: makes the value out of the results in the order of `sends`.
+            keeps: lives as long as the call is under way.
+            relayed: a worker asks; it may do so for what is being drained, so it is let through then.
 
         Raises:
             RuntimeClosed, GroupBroken, WorkerDied: refused here, nothing was sent.
         """
         ranks = [rank for some, _ in sends for rank in some]
         with self._lock:
-            if self._closed is not None:
+            if self._closed is not None and not (relayed and self._draining):
                 raise RuntimeClosed(self._closed)
             self._next_id += 1
             call = PendingCall(self, members, self._next_id, method, ranks, deadline, is_async, collect)
+            call.keeps = keeps
             self._pending[call.call_id] = call
         try:
             sending = members.admit(ranks)
@@ -135,8 +142,16 @@ class CallCenter:
             ranks=ranks,
             budget_s=budget,
         )
-        for some, payload in sends:
-            members.processes.send(some, header, payload)
+        try:
+            for some, payload in sends:
+                members.processes.send(some, header, payload)
+        except BaseException:
+            if sequence is not None:
+                # Some ranks would wait for this place for ever.
+                members.mark_broken(
+                    f"{members.name} is broken: {call.method} could not be sent to all its ranks"
+                )
+            raise
 
     def on_reply(self, call_id: int, rank: int, outcome: Failure | bytes) -> None:
         """A rank has answered. Runs on the backend's thread: settles, never blocks."""
@@ -171,7 +186,9 @@ class CallCenter:
     def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
         """End a call and forget it; False if it had ended."""
         self._forget(call)
-        return call._settle(raw, error)
+        settled = call._settle(raw, error)
+        call.keeps = None
+        return settled
 
     def fail_all(self, members: Members | None, reason: str) -> None:
         """End every call under way, of one group or of all, with `RuntimeClosed`."""
@@ -183,14 +200,14 @@ class CallCenter:
     def close(self, reason: str) -> None:
         """Refuse new calls, end those under way, end the deadline thread."""
         with self._lock:
-            self._closed = reason
+            self._closed, self._draining = reason, False
         self.fail_all(None, reason)
         self._watch.close()
 
     def stop_admission(self, reason: str) -> None:
-        """Refuse new calls; those under way go on."""
+        """Refuse new calls of this process; those under way go on, and may call from where they run."""
         with self._lock:
-            self._closed = reason
+            self._closed, self._draining = reason, True
 
     def _forget(self, call: PendingCall) -> None:
         with self._lock:
@@ -223,6 +240,9 @@ class CallCenter:
             members.mark_broken(reason)
             members.processes.break_group(unsure, reason)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
+        mute = [rank for rank in silent if rank not in statuses]
+        if mute and not call.done():
+            stacks |= members.processes.stacks(mute)
         self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
 
 

@@ -81,16 +81,17 @@ def _plan_shares(shares: Sequence[Share], collect: Callable[[list[Any]], Any]) -
 def _plan_mesh(
     spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], places: MeshPlaces
 ) -> Plan:
-    chunks = 1 + max(dp_rank for dp_rank, _ in places)
-    shares, split = _split_batches(args, kwargs, chunks, pad=spec.pad)
-    payloads = [encode(share) for share in shares]
+    dp_ranks = sorted({dp_rank for dp_rank, _ in places})  # a view may hold some of them only
+    shares, split = _split_batches(args, kwargs, len(dp_ranks), pad=spec.pad)
     sends = []
     order = []
-    for dp_rank in range(chunks):
+    for dp_rank, share in zip(dp_ranks, shares, strict=True):
         ranks = [rank for rank, (own, _) in enumerate(places) if own == dp_rank]
-        sends.append((ranks, payloads[dp_rank]))
+        sends.append((ranks, encode(share)))
         order += ranks
     sources = [position for position, rank in enumerate(order) if places[rank][1]]
+    if [places[order[position]][0] for position in sources] != dp_ranks:
+        raise ValueError(f"one rank of each data-parallel rank must collect results, got {list(places)}")
 
     def collect(results: list[Any]) -> Any:
         return split.collect([results[position] for position in sources])

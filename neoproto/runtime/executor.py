@@ -75,6 +75,8 @@ class WorkerExecutor:
 
     def __init__(self, identity: WorkerIdentity, host: str, rendezvous: Rendezvous) -> None:
         self.identity = identity
+        # Monarch's, among others: what the worker's methods run in.
+        self._context = contextvars.copy_context()
         self._where = f"{identity.group_name}[{identity.rank}] on {host}"
         self._rendezvous = rendezvous
         self._workers: dict[str, Worker] = {}
@@ -94,7 +96,7 @@ class WorkerExecutor:
                 reply(self._failure(refusal))
                 return None
             return self._run_async(header, payload, reply)
-        call = _SyncCall(header=header, payload=payload, reply=reply, context=contextvars.copy_context())
+        call = _SyncCall(header=header, payload=payload, reply=reply, context=self._context.copy())
         if header.budget_s is not None:
             call.deadline = time.monotonic() + header.budget_s
         with self._lock:

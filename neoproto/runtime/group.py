@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -13,6 +13,7 @@ from neoproto.runtime.center import CallCenter
 from neoproto.runtime.deadline import deadline_after
 from neoproto.runtime.dispatch import MeshPlaces, plan_call
 from neoproto.runtime.executor import InitArguments
+from neoproto.runtime.links import Link, find_link
 from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block
 from neoproto.runtime.pool import ResourcePool
@@ -22,11 +23,12 @@ from neoproto.runtime.worker import ClassWithInitArgs, Worker
 
 Methods = Mapping[str, MethodSpec]
 
-MESHES_TIMEOUT_S = 30.0
-
 
 class RemoteWorkerGroup:
     """Some or all ranks of a group, to call; owns nothing.
+
+    It may travel: where it arrives it can be called, keeps nothing alive, and raises `RuntimeClosed` once the
+    group is closed. A view of a group in this process keeps the group.
 
     Methods of the worker class can be called by name: `group.compute(batch)` dispatches, waits if the method
     was registered with `blocking=True`, and returns the collected results. `submit` takes a deadline.
@@ -34,15 +36,14 @@ class RemoteWorkerGroup:
 
     def __init__(
         self,
-        members: Members,
-        center: CallCenter,
+        link: Link,
         methods: Methods,
         ranks: Sequence[int],
         block: Block,
         role: str = "",
         parent: RemoteWorkerGroup | None = None,
     ) -> None:
-        self._members, self._center, self._methods = members, center, methods
+        self._link, self._methods = link, methods
         self._ranks: Sequence[int] = ranks
         self._block = block
         self._role = role
@@ -52,7 +53,7 @@ class RemoteWorkerGroup:
     @property
     def name(self) -> str:
         """The group's name."""
-        return self._members.name
+        return self._link.name
 
     @property
     def world_size(self) -> int:
@@ -132,7 +133,7 @@ class RemoteWorkerGroup:
         """
         block = self._block.view(start, start + size)
         ranks = self._ranks[start : start + size]
-        return RemoteWorkerGroup(self._members, self._center, self._methods, ranks, block, self._role, self)
+        return RemoteWorkerGroup(self._link, self._methods, ranks, block, self._role, self)
 
     def close(self) -> None:
         """A view owns nothing: this releases nothing."""
@@ -177,54 +178,67 @@ class RemoteWorkerGroup:
         plan = plan_call(spec, self, args, kwargs, size=len(self._ranks), mesh_places=self._places_in_mesh)
         ranks = self._ranks
         sends = plan.sends
-        if ranks[0] or len(ranks) != self._members.world_size:
+        if ranks[0] or len(ranks) != self._link.world_size:
             sends = [([ranks[position] for position in some], payload) for some, payload in plan.sends]
-        call = self._center.start(
-            self._members,
+        call = self._link.start(
             self._role,
             method,
             sends,
             deadline=deadline,
             is_async=spec.is_async,
             collect=plan.collect,
+            keeps=self,
         )
         return call.result() if blocking else call
 
     def _places_in_mesh(self, mesh_name: str) -> MeshPlaces:
         if mesh_name not in self._mesh_places:
-            by_rank = self._members.processes.meshes(self._role, MESHES_TIMEOUT_S)
+            by_rank = self._link.mesh_places(self._role)
             missing = [rank for rank in self._ranks if mesh_name not in by_rank[rank]]
             if missing:
                 raise ValueError(f"{self.name}: rank(s) {missing} did not register_mesh({mesh_name!r}, …)")
             self._mesh_places[mesh_name] = [by_rank[rank][mesh_name] for rank in self._ranks]
         return self._mesh_places[mesh_name]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        link = self._link
+        group = (link.key, link.name, link.world_size)
+        return _arrived, (group, self._methods, self._ranks, self._block, self._role)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ranks {list(self._ranks)}>"
 
 
 class WorkerGroup(RemoteWorkerGroup):
-    """A group that owns its processes. Made by `Runtime.create_worker_group`."""
+    """A group that owns its processes. Made by `Runtime.create_worker_group`.
+
+    They are released by `close`, by the end of the runtime or worker that made the group, or when the last
+    reference to the group, its local views and its calls under way is gone.
+    """
 
     def __init__(
         self,
-        members: Members,
-        center: CallCenter,
-        methods: Methods,
-        pool: ResourcePool,
+        link: Link,
         roles: Mapping[str, Methods],
-        on_close: Callable[[WorkerGroup], None],
+        pool: ResourcePool,
+        close: Callable[[str, float], None],
+        abandon: Callable[[str], None],
     ) -> None:
-        super().__init__(members, center, methods, range(members.world_size), pool.block)
+        """Args:
+        roles: the methods of each role; role "" is a group's only worker.
+        close: releases a group's processes: its key, how long it may drain.
+        abandon: has them released by somebody else; runs as a finalizer.
+        """
+        super().__init__(link, roles.get("", {}), range(link.world_size), pool.block)
         self.pool = pool
-        self._roles = roles
-        self._on_close = on_close
-        self._close_lock = threading.Lock()
+        self._roles, self._close = roles, close
+        self._abandon = weakref.finalize(self, abandon, link.key)
+        self._abandon.atexit = False
 
     @property
     def actor_mesh(self) -> Any:
         """The backend's own handle on the processes: with Monarch, the ActorMesh of containers."""
-        return self._members.processes.native
+        return self._link.native
 
     def role(self, name: str) -> RemoteWorkerGroup:
         """The view of one role of a fused group.
@@ -234,9 +248,7 @@ class WorkerGroup(RemoteWorkerGroup):
         """
         if name not in self._roles:
             raise ValueError(f"{self.name} has no role {name!r}; there is: {', '.join(sorted(self._roles))}")
-        return RemoteWorkerGroup(
-            self._members, self._center, self._roles[name], self._ranks, self._block, name, self
-        )
+        return RemoteWorkerGroup(self._link, self._roles[name], self._ranks, self._block, name, self)
 
     def close(self, drain_s: float = 5.0) -> None:
         """Stop admission, drain what was admitted, release the processes. Closing twice is a no-op.
@@ -244,12 +256,15 @@ class WorkerGroup(RemoteWorkerGroup):
         Args:
             drain_s: how long admitted calls may take to end; afterwards the processes are killed.
         """
-        if not self._members.mark_closed(f"worker group {self.name} has been closed"):
-            with self._close_lock:
-                return
-        with self._close_lock:
-            shut_down(self._members, self._center, drain_s=drain_s, stop_s=5.0)
-        self._on_close(self)
+        self._abandon.detach()
+        self._close(self._link.key, drain_s)
+
+
+def _arrived(
+    group: tuple[str, str, int], methods: Methods, ranks: Sequence[int], block: Block, role: str
+) -> RemoteWorkerGroup:
+    """A group or view that came by pickle."""
+    return RemoteWorkerGroup(find_link(*group), methods, ranks, block, role)
 
 
 def shut_down(members: Members, center: CallCenter, *, drain_s: float, stop_s: float) -> None:
@@ -306,3 +321,24 @@ def build_workers(
 def public_methods(cls: type[Worker]) -> Methods:
     """The methods of a worker class that a group can be asked for: its own public ones."""
     return {name: spec for name, spec in method_table(cls).items() if name not in method_table(Worker)}
+
+
+def method_tables(workers: ClassWithInitArgs | Mapping[str, ClassWithInitArgs]) -> dict[str, Methods]:
+    """The methods of each role.
+
+    Raises:
+        ValueError: there is no role.
+    """
+    return {role: public_methods(spec.cls) for role, spec in roles_of(workers).items()}
+
+
+def roles_of(workers: ClassWithInitArgs | Mapping[str, ClassWithInitArgs]) -> dict[str, ClassWithInitArgs]:
+    """Role → class; role "" is a group's only worker.
+
+    Raises:
+        ValueError: there is no role.
+    """
+    roles = {"": workers} if isinstance(workers, ClassWithInitArgs) else dict(workers)
+    if not roles:
+        raise ValueError("a worker group has at least one role")
+    return roles

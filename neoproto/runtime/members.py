@@ -18,11 +18,13 @@ class Members:
     Attributes:
         key, name: the group.
         processes: the backend's handle.
+        closing: held by whoever releases the processes.
     """
 
     def __init__(self, key: str, name: str, processes: ProcessGroup, log_dir: Path) -> None:
         self.key, self.name, self.processes = key, name, processes
         self.log_dir = log_dir
+        self.closing = threading.Lock()
         self._lock = threading.Lock()
         self._places = [0] * len(processes.processes)
         self._deaths: dict[int, WorkerDied] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from neoproto.runtime.placement import Block, DeviceType
+from neoproto.runtime.placement import Block, DeviceType, Placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,3 +49,16 @@ class ResourcePool:
         return replace(
             self, name=f"{self.name}[{start}:{start + size}]", block=self.block.view(start, start + size)
         )
+
+
+def model_pool(placement: Placement | None, name: str) -> ResourcePool:
+    """The pool, or view of a pool, of a model of the topology.
+
+    Raises:
+        ValueError: the topology has no such model.
+    """
+    models = {} if placement is None else {model.name: model for model in placement.models}
+    if name not in models:
+        raise ValueError(f"the topology has no model {name!r}; there is: {', '.join(models) or 'none'}")
+    model = models[name]
+    return ResourcePool(name=name, cluster=model.cluster, block=model.block, device_type=model.device_type)

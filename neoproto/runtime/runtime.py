@@ -11,12 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from neoproto.errors import ConfigError, RuntimeClosed
+from neoproto.runtime.attached import AttachedRuntime, GroupTicket, attached_runtime
 from neoproto.runtime.backend import BackendOptions, GroupRequest, compile_placement, load_backend
 from neoproto.runtime.center import CallCenter
-from neoproto.runtime.group import Methods, WorkerGroup, build_workers, public_methods
+from neoproto.runtime.gateway import AttachSpec, Gateway, Origin
+from neoproto.runtime.group import WorkerGroup, build_workers, method_tables, roles_of, shut_down
+from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
 from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block, DeviceType, Placement
-from neoproto.runtime.pool import ResourcePool
+from neoproto.runtime.pool import ResourcePool, model_pool
+from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.settings import RuntimeSettings
 from neoproto.runtime.signals import SignalHandlers, deferred_signals
 from neoproto.runtime.worker import ClassWithInitArgs
@@ -48,9 +52,21 @@ class Runtime:
     def __init__(self, settings: RuntimeSettings, placement: Placement | None) -> None:
         self._settings, self._placement = settings, placement
         self._center = CallCenter()
-        self._groups: dict[str, WorkerGroup] = {}
         self._members: dict[str, Members] = {}
-        self._names: dict[str, int] = {}
+        self._owners: dict[str, Origin] = {}
+        self._names: set[str] = set()
+        self._names_lock = threading.Lock()
+        self._reaper = Reaper(lambda key: self._close_group(key, DRAIN_S))
+        self._gateway = Gateway(
+            self._center,
+            self._members.get,
+            {
+                "create_worker_group": self._create_for,
+                "close_worker_group": self._close_for,
+                "create_resource_pool": lambda _, *args: self.create_resource_pool(*args),
+                "mesh_places": lambda _, *args: self._mesh_places(*args),
+            },
+        )
         self._signals = SignalHandlers()
         self._close_lock = threading.RLock()
         self._closed = False
@@ -66,9 +82,11 @@ class Runtime:
 
         Raises:
             TopologyError: with every violation; nothing has been started.
-            RuntimeError: this process has a live root.
+            RuntimeError: this process has a live root, or is a worker of one.
         """
         global _root
+        if attached_runtime() is not None:
+            raise RuntimeError("a worker cannot make a Runtime; current_runtime() is its part in the run")
         settings = RuntimeSettings.from_config(config)
         if placement is None and settings.topology is not None:
             placement = compile_placement(settings.topology)
@@ -77,6 +95,7 @@ class Runtime:
             if _root is not None:
                 raise RuntimeError("this process has a live Runtime; close it before making another")
             _root = runtime
+            set_finder(runtime._find_link)
         try:
             runtime._start()
         except BaseException:
@@ -98,7 +117,8 @@ class Runtime:
             env=settings.env_vars,
             options={**settings.options, "ranks_per_host": ranks_per_host},
         )
-        self._backend.start(options, self._center.on_reply, self._on_death)
+        self._backend.start(options, self._center.on_reply, self._on_death, self._gateway.on_request)
+        self._reaper.start()
         atexit.register(self.close)
         self._backend.start_store()
 
@@ -123,13 +143,7 @@ class Runtime:
         Raises:
             ValueError: the topology has no such model.
         """
-        models = {} if self._placement is None else {model.name: model for model in self._placement.models}
-        if name not in models:
-            raise ValueError(f"the topology has no model {name!r}; there is: {', '.join(models) or 'none'}")
-        model = models[name]
-        return ResourcePool(
-            name=name, cluster=model.cluster, block=model.block, device_type=model.device_type
-        )
+        return model_pool(self._placement, name)
 
     def create_resource_pool(
         self,
@@ -186,54 +200,72 @@ class Runtime:
         workers: ClassWithInitArgs | Mapping[str, ClassWithInitArgs],
         on: ResourcePool,
         name: str | None = None,
-        timeout: float = INIT_TIMEOUT_S,
+        timeout: float | None = None,
     ) -> WorkerGroup:
         """Start one process on each slot of a pool and build the worker(s) in it.
 
         Args:
             workers: one class; or role → class, fused: all roles in each process (`group.role(name)`).
             name: the folder of its logs; the class's name by default. A name in use gets a number.
-            timeout: seconds for the workers' `__init__`.
+            timeout: seconds for the workers' `__init__`; 600 if None.
 
         Raises:
             WorkerInitError: `__init__` raised on some rank; the exception is the cause.
             WorkerDied, DeadlineExceeded: a process died, or `__init__` did not end.
             RuntimeClosed: this runtime is closed.
         """
+        tables = method_tables(workers)
+        members = self._create_members(workers, on, name, timeout, None)
+        return WorkerGroup(
+            LocalLink(members, self._center), tables, on, self._close_group, self._reaper.enqueue
+        )
+
+    def _create_members(
+        self,
+        workers: ClassWithInitArgs | Mapping[str, ClassWithInitArgs],
+        on: ResourcePool,
+        name: str | None,
+        timeout: float | None,
+        owner: Origin | None,
+    ) -> Members:
         self._check_open()
-        roles = {"": workers} if isinstance(workers, ClassWithInitArgs) else dict(workers)
-        if not roles:
-            raise ValueError("a worker group has at least one role")
-        tables = {role: public_methods(spec.cls) for role, spec in roles.items()}
+        roles = roles_of(workers)
         name = self._unique_name(name or next(iter(roles.values())).cls.__name__.lower())
-        members = self._spawn(name, on, roles)
+        members = self._spawn(name, on, roles, owner)
         try:
-            build_workers(members, self._center, roles, timeout)
+            build_workers(members, self._center, roles, INIT_TIMEOUT_S if timeout is None else timeout)
         except BaseException:
             members.mark_closed(f"worker group {name} could not be built")
             self._center.fail_all(members, f"worker group {name} could not be built")
             members.processes.kill()
-            self._members.pop(members.key, None)
+            self._forget(members.key)
             raise
-        methods: Methods = tables.get("", {})
-        group = WorkerGroup(members, self._center, methods, on, tables, self._forget)
-        self._groups[members.key] = group
-        return group
+        return members
 
-    def _spawn(self, name: str, pool: ResourcePool, roles: Mapping[str, ClassWithInitArgs]) -> Members:
+    def _spawn(
+        self,
+        name: str,
+        pool: ResourcePool,
+        roles: Mapping[str, ClassWithInitArgs],
+        owner: Origin | None,
+    ) -> Members:
         env = dict(self._settings.env_vars)
         for spec in roles.values():
             env.update(spec.env)
+        key = f"{name}-{self.run_id}"
         request = GroupRequest(
-            key=f"{name}-{self.run_id}",
+            key=key,
             name=name,
             pool=pool,
             env=env,
             log_dir=self.run_dir / "logs" / name,
+            attach=AttachSpec(run_id=self.run_id, run_dir=self.run_dir, placement=self._placement, key=key),
         )
         processes = self._backend.spawn_group(request, SPAWN_TIMEOUT_S)
-        members = Members(request.key, name, processes, request.log_dir)
-        self._members[members.key] = members
+        members = Members(key, name, processes, request.log_dir)
+        if owner is not None:
+            self._owners[key] = owner
+        self._members[key] = members
         processes.watch()
         return members
 
@@ -296,6 +328,7 @@ class Runtime:
                 self._center.stop_admission("the runtime has been closed")
                 self._close_groups(drain_s=0.5 if failed else DRAIN_S)
                 self._center.close("the runtime has been closed")
+                self._reaper.close(1.0)
                 for step in (
                     lambda: self._backend.close_store(STORE_CLOSE_S),
                     lambda: self._backend.close(RELEASE_S),
@@ -307,12 +340,16 @@ class Runtime:
                 with _root_lock:
                     if _root is self:
                         _root = None
+                        set_finder(None)
 
     def _close_groups(self, drain_s: float) -> None:
         """All at once, each on its own thread: a stuck one must not use up the others' time."""
         threads = [
-            threading.Thread(target=_attempt, args=(lambda group=group: group.close(drain_s),), daemon=True)
-            for group in list(self._groups.values())
+            threading.Thread(
+                target=_attempt, args=(lambda key=key: self._close_group(key, drain_s),), daemon=True
+            )
+            for key in list(self._members)
+            if key not in self._owners  # those of workers go with their workers
         ]
         for thread in threads:
             thread.start()
@@ -331,31 +368,91 @@ class Runtime:
             return
         members.mark_dead(rank, cause)
         self._center.on_death(members, rank)
+        for child in self._children_of(key, rank):
+            self._reaper.enqueue(child)
 
-    def _forget(self, group: WorkerGroup) -> None:
-        self._groups.pop(group._members.key, None)
-        self._members.pop(group._members.key, None)
+    def _close_group(self, key: str, drain_s: float) -> None:
+        """Release a group, then those that its workers made. Closing twice is a no-op."""
+        members = self._members.get(key)
+        if members is None:
+            return
+        with members.closing:
+            if not members.mark_closed(f"worker group {members.name} has been closed"):
+                return
+            shut_down(members, self._center, drain_s=drain_s, stop_s=STOP_S)
+            for child in self._children_of(key):
+                self._close_group(child, 0.0)
+            self._forget(key)
+
+    def _children_of(self, key: str, rank: int | None = None) -> list[str]:
+        return [
+            child
+            for child, owner in list(self._owners.items())
+            if owner.key == key and rank in (None, owner.rank)
+        ]
+
+    def _forget(self, key: str) -> None:
+        self._members.pop(key, None)
+        self._owners.pop(key, None)
+
+    # What workers ask for, see gateway.py
+
+    def _create_for(
+        self,
+        origin: Origin,
+        workers: ClassWithInitArgs | Mapping[str, ClassWithInitArgs],
+        on: ResourcePool,
+        name: str | None,
+        timeout: float | None,
+    ) -> GroupTicket:
+        members = self._create_members(workers, on, name, timeout, origin)
+        parent = self._members.get(origin.key)
+        if parent is None or parent.closed is not None or origin.rank not in parent.living():
+            self._close_group(members.key, 0.0)
+            raise RuntimeClosed("the worker that asked for the group is gone")
+        return GroupTicket(key=members.key, name=members.name, world_size=members.world_size)
+
+    def _close_for(self, origin: Origin, key: str, drain_s: float) -> None:
+        if key in self._members and self._owners.get(key) != origin:
+            raise ValueError(f"worker group {key} was not made by this worker")
+        self._close_group(key, drain_s)
+
+    def _mesh_places(self, key: str, role: str) -> list[dict[str, tuple[int, bool]]]:
+        members = self._members.get(key)
+        if members is None:
+            raise RuntimeClosed(f"worker group {key} has been closed")
+        return members.processes.meshes(role, MESHES_TIMEOUT_S)
+
+    def _find_link(self, key: str, name: str, world_size: int) -> Link:
+        members = self._members.get(key)
+        return ClosedLink(key, name, world_size) if members is None else LocalLink(members, self._center)
 
     def _unique_name(self, name: str) -> str:
         if not name or "/" in name or name.startswith("."):
             raise ConfigError(f"a group's name is a folder's name, got {name!r}")
-        count = self._names[name] = self._names.get(name, 0) + 1
-        return name if count == 1 else f"{name}-{count}"
+        with self._names_lock:
+            candidate, count = name, 1
+            while candidate in self._names:
+                count += 1
+                candidate = f"{name}-{count}"
+            self._names.add(candidate)
+        return candidate
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeClosed("the runtime has been closed")
 
 
-def current_runtime() -> Runtime:
-    """This process's live runtime.
+def current_runtime() -> Runtime | AttachedRuntime:
+    """This process's live runtime; in a worker, its part in the run it belongs to.
 
     Raises:
         RuntimeClosed: there is none.
     """
-    if _root is None:
+    found = _root or attached_runtime()
+    if found is None:
         raise RuntimeClosed("no Runtime is open in this process")
-    return _root
+    return found
 
 
 def _attempt(step: Any) -> None:

@@ -39,6 +39,11 @@ class CallHeader:
     ranks: tuple[int, ...] | None
     budget_s: float | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Travels with every call: a plain call pickles several times faster than a slotted dataclass does.
+        values = (self.call_id, self.role, self.method, self.sequence, self.ranks, self.budget_s)
+        return _header, values
+
     def place(self, rank: int) -> int | None:
         """The number of this call in `rank`'s order."""
         if isinstance(self.sequence, tuple):
@@ -47,12 +52,25 @@ class CallHeader:
         return self.sequence
 
 
+def _header(
+    call_id: int,
+    role: str,
+    method: str,
+    sequence: int | tuple[int, ...] | None,
+    ranks: tuple[int, ...] | None,
+    budget_s: float | None,
+) -> CallHeader:
+    return CallHeader(
+        call_id=call_id, role=role, method=method, sequence=sequence, ranks=ranks, budget_s=budget_s
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """An exception on its way home.
 
     Attributes:
-        pickled: the exception, if it survives pickling in the process it was raised in.
+        pickled: (the exception, its cause) as far as they survive pickling in the process it was raised in.
         type_name, message, traceback: for when it does not, or cannot be rebuilt by the receiver.
         broken: the group refuses calls because a sync method overran.
     """
@@ -66,6 +84,8 @@ class Failure:
 
 def encode(value: Any) -> bytes:
     """Pickle arguments or a result, by value where needed."""
+    if _is_plain(value):
+        return pickle.dumps(value)  # the same bytes, without the cost of a pickler written in Python
     pickled: bytes = cloudpickle.dumps(value)
     return pickled
 
@@ -75,19 +95,18 @@ def decode(payload: bytes) -> Any:
     return pickle.loads(payload)
 
 
-def encode_failure(error: BaseException, where: str, *, broken: bool = False) -> Failure:
+def encode_failure(
+    error: BaseException, where: str, *, broken: bool = False, with_traceback: bool = True
+) -> Failure:
     """Prepare an exception for travel; checks here that it can be rebuilt at all.
 
     Args:
         where: "actor[0] on host", quoted in the remote traceback.
     """
-    text = f"--- traceback of {where} ---\n" + "".join(traceback.format_exception(error)).rstrip()
-    pickled: bytes | None
-    try:
-        pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way; it travels as text then
-        pickled = None
+    text = ""
+    if with_traceback:
+        text = f"--- traceback of {where} ---\n" + "".join(traceback.format_exception(error)).rstrip()
+    pickled = _pickled(error, error.__cause__) or _pickled(error, None)
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     return Failure(pickled=pickled, type_name=name, message=_text_of(error), traceback=text, broken=broken)
 
@@ -99,13 +118,40 @@ def decode_failure(failure: Failure) -> BaseException:
     """
     if failure.pickled is not None:
         try:
-            error = pickle.loads(failure.pickled)
+            error, cause = pickle.loads(failure.pickled)
         except Exception:  # noqa: BLE001 - the class may not import here; its text is kept
-            error = None
+            error = cause = None
         if isinstance(error, Exception):
-            error.add_note(failure.traceback)
+            error.__cause__ = cause
+            if failure.traceback:
+                error.add_note(failure.traceback)
             return error
     return RemoteError(failure.type_name, failure.message, failure.traceback)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+
+
+def _is_plain(value: Any, depth: int = 2) -> bool:
+    """Whether a value is built of a few things that every process knows."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if not depth or kind not in (tuple, dict) or len(value) > 8:
+        return False
+    parts = value.values() if kind is dict else value
+    return all(_is_plain(part, depth - 1) for part in parts) and (
+        kind is tuple or all(type(key) is str for key in value)
+    )
+
+
+def _pickled(error: BaseException, cause: BaseException | None) -> bytes | None:
+    try:
+        pickled: bytes = cloudpickle.dumps((error, cause))
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way; it travels as text then
+        return None
+    return pickled
 
 
 def _text_of(error: BaseException) -> str:

@@ -3,6 +3,10 @@
 The TorchStore engine is `neoproto.store.engine`; it is imported where a run starts, not here.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from neoproto.store.base import (
     KeyOrRef,
     ObjectRef,
@@ -15,7 +19,9 @@ from neoproto.store.base import (
     store_of,
     use_store,
 )
-from neoproto.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from neoproto.store.memory import MemoryStore
 
 __all__ = [
     "KeyOrRef",
@@ -30,3 +36,12 @@ __all__ = [
     "store_of",
     "use_store",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when used: it needs torch, and worker processes that touch no store do not.
+    if name != "MemoryStore":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from neoproto.store.memory import MemoryStore
+
+    return MemoryStore

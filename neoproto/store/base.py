@@ -12,7 +12,7 @@ import asyncio
 import concurrent.futures
 import threading
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -211,7 +211,7 @@ class ObjectStore(Protocol):
 
 _UNSET: Any = object()
 _active: ContextVar[ObjectStore | None] = ContextVar("neoproto_active_store", default=_UNSET)
-_process_store: ObjectStore | None = None
+_process_store: ObjectStore | Callable[[], ObjectStore] | None = None
 _attached: dict[str, ObjectStore] = {}
 _attached_lock = threading.Lock()
 
@@ -219,7 +219,9 @@ _attached_lock = threading.Lock()
 def active_store() -> ObjectStore | None:
     """The store new batches go to: of `use_store` if inside one, else the process's; None means inline."""
     store = _active.get()
-    return _process_store if store is _UNSET else store
+    if store is not _UNSET:
+        return store
+    return _process_store() if callable(_process_store) else _process_store
 
 
 @contextmanager
@@ -232,8 +234,11 @@ def use_store(store: ObjectStore | None) -> Iterator[None]:
         _active.reset(token)
 
 
-def set_process_store(store: ObjectStore | None) -> None:
-    """Set the store that is active wherever no `use_store` is, on every thread; None forgets it."""
+def set_process_store(store: ObjectStore | Callable[[], ObjectStore] | None) -> None:
+    """Set the store that is active wherever no `use_store` is, on every thread; None forgets it.
+
+    A function is asked for it whenever the store is: it may attach when the store is first used.
+    """
     global _process_store
     _process_store = store
 
@@ -259,6 +264,10 @@ def store_of(ref: ObjectRef) -> ObjectStore:
     """
     with _attached_lock:
         store = _attached.get(ref.store)
+    if store is None and callable(_process_store):
+        _process_store()  # attaches
+        with _attached_lock:
+            store = _attached.get(ref.store)
     if store is None:
         raise StoreClosed(f"{ref.key!r} is in store {ref.store!r}, to which this process is not attached")
     return store

@@ -130,6 +130,10 @@ class StoreClient:
         found: list[str] = self._run(self._call("listing keys", self._spec.index.keys, prefix), True)
         return found
 
+    def fail(self, reason: str) -> None:
+        """Have operations under way and later ones fail with `StoreError(reason)`: the store is lost."""
+        self._loop.fail(reason)
+
     def close(self) -> None:
         """End this client; operations under way fail with `StoreClosed`. Closing twice is harmless."""
         forget_client(self)

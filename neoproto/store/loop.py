@@ -15,7 +15,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from neoproto.errors import StoreClosed
+from neoproto.errors import StoreClosed, StoreError
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._failed: str | None = None
         self._lock = threading.Lock()
         self._name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -38,9 +39,13 @@ class LoopThread:
 
         Raises:
             StoreClosed: the loop is closed.
+            StoreError: `fail` was called.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._lock:
+            if self._failed is not None and not self._closed:
+                work.close()
+                raise StoreError(self._failed)
             if self._closed:
                 work.close()
                 raise StoreClosed(f"{self._name} is closed")
@@ -51,6 +56,14 @@ class LoopThread:
     def is_current(self) -> bool:
         """Whether the caller runs on the loop's own thread, where waiting for it would never end."""
         return threading.current_thread() is self._thread
+
+    def fail(self, reason: str) -> None:
+        """End what is under way and refuse what comes, both with `StoreError(reason)`. Does not wait."""
+        with self._lock:
+            if self._closed or self._failed is not None:
+                return
+            self._failed = reason
+            self._loop.call_soon_threadsafe(self._cancel, context=self._context)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel what is under way and end the thread. Closing twice is harmless."""
@@ -72,18 +85,23 @@ class LoopThread:
 
     def _finish(self, task: asyncio.Task[T], future: concurrent.futures.Future[T]) -> None:
         self._tasks.discard(task)
-        if task.cancelled():
+        if task.cancelled() and self._failed is not None:
+            future.set_exception(StoreError(self._failed))
+        elif task.cancelled():
             future.set_exception(StoreClosed(f"{self._name} was closed before the operation ended"))
         elif (error := task.exception()) is not None:
             future.set_exception(error)
         else:
             future.set_result(task.result())
 
-    def _end(self) -> None:
+    def _cancel(self) -> list[asyncio.Task[Any]]:
         pending = list(self._tasks)
         for task in pending:
             task.cancel()
-        self._loop.create_task(self._stop_after(pending))
+        return pending
+
+    def _end(self) -> None:
+        self._loop.create_task(self._stop_after(self._cancel()))
 
     async def _stop_after(self, tasks: list[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_a_signal_closes_everything(name: str, mode: str, tmp_path: Path) -> Non
         process.communicate(timeout=60)
     expected = -signal.SIGINT if signum is signal.SIGINT else 128 + signum
     assert process.returncode == expected
+    assert traces(told["run_id"], told["pid"]) == []
+
+
+def test_more_signals_do_not_cut_closing_short(tmp_path: Path) -> None:
+    with controller("stuck", tmp_path / "run") as (process, told):
+        for signum in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            process.send_signal(signum)
+            time.sleep(0.3)
+        assert wait_until_clean(told["run_id"], None, BOUND_S) == []
+        process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
     assert traces(told["run_id"], told["pid"]) == []
 
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
+from typing import Any
 
-from neoproto.runtime import Worker, register
-from neoproto.runtime.registration import Dispatch
+from neoproto.runtime import (
+    ClassWithInitArgs,
+    Dispatch,
+    RemoteWorkerGroup,
+    ResourcePool,
+    Runtime,
+    Worker,
+    WorkerGroup,
+    current_runtime,
+    get,
+    put,
+    register,
+)
 
 
 class OddError(Exception):
@@ -23,6 +36,7 @@ class Probe(Worker):
     def __init__(self, start: int = 0, fail_on: int | None = None) -> None:
         print(f"rank {self.rank} of {self.world_size} starts", flush=True)
         self.total = start
+        self.reductions = 0
         if fail_on is not None:
             if self.rank == fail_on:
                 raise LookupError(f"no data on rank {self.rank}")
@@ -51,9 +65,23 @@ class Probe(Worker):
     def left(self) -> float:
         return self.remaining()
 
+    async def where(self) -> int:
+        return os.getpid()
+
+    def reductions_done(self) -> int:
+        return self.reductions
+
     def sleep(self, seconds: float) -> float:
         time.sleep(seconds)
         return seconds
+
+    def hold_the_interpreter(self, seconds: int) -> None:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(seconds)  # a call that keeps the interpreter's lock
+
+    def through_the_store(self, value: int) -> int:
+        return int(get(put(value)))
 
     async def doze(self, seconds: float) -> float:
         await asyncio.sleep(seconds)
@@ -80,6 +108,7 @@ class Probe(Worker):
             )
         value = torch.tensor([float(self.rank + 1)])
         dist.all_reduce(value)
+        self.reductions += 1
         return value.item()
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
@@ -89,3 +118,78 @@ class Probe(Worker):
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def own(self, value: int) -> tuple[int, int]:
         return self.rank, value
+
+
+class Caller(Worker):
+    """Calls other groups from where it runs."""
+
+    def __init__(self) -> None:
+        self.group: WorkerGroup | None = None
+        self.other: RemoteWorkerGroup | None = None
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    def keep(self, other: RemoteWorkerGroup) -> None:
+        self.other = other
+
+    def call_often(self, other: RemoteWorkerGroup, times: int) -> list[list[float]]:
+        calls = [other.submit("all_reduce", timeout=120) for _ in range(times)]
+        return [call.result() for call in calls]
+
+    async def call_on_the_loop(self, method: str, args: tuple[Any, ...], timeout: float) -> Any:
+        assert self.other is not None
+        return await self.other.submit(method, args, timeout=timeout)
+
+    def call(self, method: str, *args: Any) -> Any:
+        assert self.other is not None
+        return self.other.submit(method, args).result()
+
+    def make(self, pool: ResourcePool, name: str) -> list[int]:
+        self.group = current_runtime().create_worker_group(ClassWithInitArgs(Probe, 5), on=pool, name=name)
+        self.other = self.group
+        return [one["pid"] for one in self.group.whoami()]
+
+    def make_on(self, name: str, **size: Any) -> list[int]:
+        return self.make(current_runtime().create_resource_pool(**size), name)
+
+    def make_broken(self, pool: ResourcePool) -> None:
+        current_runtime().create_worker_group(ClassWithInitArgs(Probe, fail_on=0), on=pool, name="broken")
+
+    def drop(self) -> None:
+        self.group = self.other = None
+        gc.collect()
+
+    def close_group(self) -> None:
+        assert self.group is not None
+        self.group.close()
+
+    def attempt(self, what: str) -> str:
+        """What a worker may not do; the error's name and text."""
+        try:
+            if what == "root":
+                Runtime.from_config({})
+            else:
+                current_runtime().close()
+        except RuntimeError as error:
+            return f"{type(error).__name__}: {error}"
+        return "done"
+
+    def store_round(self) -> int:
+        return int(get(put(41)) + 1)
+
+    def root_clients(self) -> bool:
+        """Whether this process has a root client of Monarch's."""
+        from monarch._src.actor.actor_mesh import _client_context
+
+        return _client_context.try_get() is not None
+
+
+class Greeter(Worker):
+    """Another class, for fused roles."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def greet(self, name: str) -> str:
+        return f"{self.word} {name} from {self.rank} in {os.getpid()}"

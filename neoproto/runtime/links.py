@@ -1,0 +1,136 @@
+"""How this process reaches a group: directly where the group is owned, through the owner elsewhere.
+
+    the run's root:   LocalLink ──────────────> CallCenter ──> containers
+    a worker:         RelayedLink (attached.py) ──> the root's gateway ──> CallCenter ──> containers
+
+All calls of a run pass through one `CallCenter`, which is what gives sync methods one order on all ranks,
+whoever sends, and every sender the same word on deaths, deadlines and closed groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+from neoproto.errors import RuntimeClosed
+from neoproto.runtime.call import RemoteCall
+from neoproto.runtime.center import CallCenter, Collect
+from neoproto.runtime.members import Members
+
+MESHES_TIMEOUT_S = 30.0
+
+Sends = Sequence[tuple[Sequence[int], bytes]]
+"""(ranks, pickled arguments): each payload goes to its ranks."""
+Find = Callable[[str, str, int], "Link"]
+"""(key, name, world size) of a group that arrived here by pickle → how to reach it."""
+
+
+class Link(Protocol):
+    """The way to a group's ranks."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def native(self) -> Any: ...
+
+    def start(
+        self,
+        role: str,
+        method: str,
+        sends: Sends,
+        *,
+        deadline: float,
+        is_async: bool,
+        collect: Collect,
+        keeps: object,
+    ) -> RemoteCall[Any]:
+        """Start a call; `keeps` lives as long as it is under way."""
+        ...
+
+    def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
+        """What the workers told `Worker.register_mesh`, by rank."""
+        ...
+
+
+class LocalLink:
+    """To a group whose processes belong to this process's runtime."""
+
+    def __init__(self, members: Members, center: CallCenter) -> None:
+        self.members, self._center = members, center
+
+    @property
+    def key(self) -> str:
+        return self.members.key
+
+    @property
+    def name(self) -> str:
+        return self.members.name
+
+    @property
+    def world_size(self) -> int:
+        return self.members.world_size
+
+    @property
+    def native(self) -> Any:
+        return self.members.processes.native
+
+    def start(
+        self,
+        role: str,
+        method: str,
+        sends: Sends,
+        *,
+        deadline: float,
+        is_async: bool,
+        collect: Collect,
+        keeps: object,
+    ) -> RemoteCall[Any]:
+        return self._center.start(
+            self.members,
+            role,
+            method,
+            sends,
+            deadline=deadline,
+            is_async=is_async,
+            collect=collect,
+            keeps=keeps,
+        )
+
+    def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
+        return self.members.processes.meshes(role, MESHES_TIMEOUT_S)
+
+
+class ClosedLink:
+    """To a group that is not there: every use raises `RuntimeClosed`."""
+
+    native = None
+
+    def __init__(self, key: str, name: str, world_size: int) -> None:
+        self.key, self.name, self.world_size = key, name, world_size
+
+    def start(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeClosed(f"worker group {self.name} has been closed")
+
+    def mesh_places(self, _: str) -> NoReturn:
+        raise RuntimeClosed(f"worker group {self.name} has been closed")
+
+
+_find: Find | None = None
+
+
+def set_finder(find: Find | None) -> None:
+    """Say how this process reaches groups that arrive by pickle; None: it reaches none."""
+    global _find
+    _find = find
+
+
+def find_link(key: str, name: str, world_size: int) -> Link:
+    """The way to a group that arrived here by pickle."""
+    return ClosedLink(key, name, world_size) if _find is None else _find(key, name, world_size)

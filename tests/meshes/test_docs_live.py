@@ -1,0 +1,40 @@
+"""docs/runtime.md, run as a script: its classes live in `__main__`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.meshes.leftovers import wait_until_clean
+
+pytestmark = pytest.mark.live
+
+PAGE = Path(__file__).parents[2] / "docs" / "runtime.md"
+
+
+def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 7
+    program = "\n".join(blocks)
+    script = tmp_path / "page.py"
+    guard = "print(runtime.run_id, flush=True)\n"
+    script.write_text(
+        program.replace("group.close()", f"{guard}assert asyncio.run(main()) == [13, 13]\ngroup.close()", 1)
+    )
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+    assert wait_until_clean(ended.stdout.split()[-1], None, 2.0) == []

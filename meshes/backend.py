@@ -69,12 +69,14 @@ class MonarchBackend:
     def start_store(self) -> ObjectStore:
         """Start the global store, volumes on the first cluster's hosts."""
         assert self._hosts is not None
+        assert self._guardian is not None
         options = self._options
         self._store = GlobalStore(
             log_dir=options.run_dir / "logs" / "store",
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
+            guard_shm=self._guardian.guard_shm,
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])

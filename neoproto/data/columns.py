@@ -253,7 +253,7 @@ def _gather(value: Value, rows: Rows) -> Value:
             return value
         if rows.step > 0:
             return value[rows.start : rows.stop : rows.step]
-    index = np.ascontiguousarray(rows, dtype=np.int64)  # torch takes no negative strides
+    index = np.asarray(rows, dtype=np.int64)
     if isinstance(value, torch.Tensor):
         return value[torch.as_tensor(index, device=value.device)]
     return value[index]

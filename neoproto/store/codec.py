@@ -72,7 +72,7 @@ def check_rows(info: ValueInfo, rows: Rows, name: str = "value") -> Rows:
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.size and not np.issubdtype(rows.dtype, np.integer)):
             raise ValueError(f"{name}: rows must be one-dimensional integers, got {rows.dtype} {rows.shape}")
-        rows = np.ascontiguousarray(rows, dtype=np.int64)  # torch takes no negative strides
+        rows = rows.astype(np.int64, copy=False)
     if len(rows):
         low, high = (min(rows), max(rows)) if isinstance(rows, range) else (rows.min(), rows.max())
         if low < 0 or high >= info.shape[0]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._src.actor.actor_mesh import _client_context, _context
@@ -37,6 +38,8 @@ from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
 from neoproto.store.pool import Grant
 from neoproto.store.putter import Putter, new_generation
+from neoproto.store.rowcache import Plan, RowCache
+from neoproto.store.snapshots import Lease, Snapshot
 from neoproto.store.wire import Gone, Received, Sent, Wanted, text_of, to_blobs, to_parts
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ T = TypeVar("T")
 
 _READ_TRIES = 5
 _THREAD_BYTES = 1 << 20
+_CACHE_BYTES = 256 << 20
 _home: str = ""
 
 
@@ -65,8 +69,8 @@ class ClientCounters:
     bytes_out: int = 0
 
 
-class _NotHere(Exception):  # noqa: N818 - no error: it says where to go on
-    """A value is not in this machine's shared memory."""
+class _NotHere(Exception):
+    """A value is not in this machine's shared memory: no error, it says where to go on."""
 
 
 class StoreClient:
@@ -85,6 +89,7 @@ class StoreClient:
         self._volumes: dict[str, Any] = {}
         self._memories: dict[str, SharedVolume | None] = {}
         self._memory_lock = threading.Lock()
+        self._cache = RowCache(_CACHE_BYTES)
         self._putter: Putter | None = None
         self._closed = False
         self._loop = LoopThread(f"client of store {spec.name!r}")
@@ -161,6 +166,71 @@ class StoreClient:
         """The keys of all values in the store; with a prefix, those that continue it after a dot."""
         found: list[str] = self._run(self._call("listing keys", self._spec.index.keys, prefix), True)
         return found
+
+    def snapshot(self, key: KeyOrRef, *, seconds: float = 60.0) -> Snapshot:
+        """Take a lease on a value: it stays readable through the snapshot, also when it is deleted meanwhile.
+
+        The lease renews itself while this process lives, and runs out so many seconds after its death.
+
+        Raises:
+            KeyMissing: the value is gone, or was put by a stock TorchStore client.
+        """
+
+        async def take() -> tuple[ObjectRef, Lease]:
+            ref = key if isinstance(key, ObjectRef) else (await self._locate({0: key}, {})).get(0)
+            if ref is None:
+                raise KeyMissing(f"{key!r} was put by a stock client: no snapshots of such values")
+            holder = uuid.uuid4().hex
+            what = f"snapshot of {ref.key!r}"
+            say = self._volume(ref.volume).lease
+
+            async def renew(more: float) -> None:
+                await self._call(what, say, ref.key, ref.generation, holder, more)
+
+            await renew(seconds)
+            return ref, Lease(renew, seconds)
+
+        ref, lease = self._run(take(), True)
+        self._loop.submit(lease.keep())
+        return Snapshot(self, ref, lease)
+
+    def stats(self, *, run: bool = False) -> dict[str, int]:
+        """Counts of this process, or, with `run`, the sums over the run's volumes.
+
+        Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out, bytes_mapped and
+        bytes_copied (of shared memory), holds (segments kept by values it still has), cache_hits and
+        cache_misses (rows of other hosts' values), cache_bytes. Of a run: see `Values.stats`.
+        """
+        if not run:
+            return self._own_stats()
+
+        async def ask() -> dict[str, int]:
+            names = list(self._spec.volumes)
+            calls = [self._call("stats", self._volume(name).stats) for name in names]
+            total: dict[str, int] = {"volumes": len(names)}
+            for found in await asyncio.gather(*calls):
+                for name, value in found.items():
+                    total[name] = total.get(name, 0) + value
+            return total
+
+        found: dict[str, int] = self._run(ask(), True)
+        return found
+
+    def _own_stats(self) -> dict[str, int]:
+        memories = [memory for memory in self._memories.values() if memory is not None]
+        return asdict(self.counters) | {
+            "bytes_mapped": sum(memory.mapped for memory in memories),
+            "bytes_copied": sum(memory.copied for memory in memories),
+            "holds": sum(memory.holds for memory in memories),
+            "cache_hits": self._cache.hits,
+            "cache_misses": self._cache.misses,
+            "cache_bytes": self._cache.nbytes,
+        }
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the client's loop and wait for it."""
+        result: T = self._run(work, True)
+        return result
 
     def close(self) -> None:
         """End this client; operations under way fail with `StoreClosed`. Closing twice is harmless."""
@@ -272,6 +342,7 @@ class StoreClient:
     ) -> None:
         """Read what is there into `values`; what a key named a moment ago may be gone, and is left out."""
         by_volume: dict[str, list[tuple[int, ObjectRef, Rows | None]]] = {}
+        plans: dict[int, Plan] = {}
         for item in wanted:
             i, ref, rows = item
             try:
@@ -280,20 +351,26 @@ class StoreClient:
                 else:
                     values[i] = await asyncio.to_thread(self._read_here, ref, rows)
             except _NotHere:
+                plans[i] = self._cache.plan(ref, rows)
                 by_volume.setdefault(ref.volume, []).append(item)
             except KeyMissing:
                 if isinstance(asked[i][0], ObjectRef):
                     raise
-        answers = await asyncio.gather(*(self._ask(volume, items) for volume, items in by_volume.items()))
+        answers = await asyncio.gather(
+            *(self._ask(volume, items, plans) for volume, items in by_volume.items())
+        )
         for items, received in zip(by_volume.values(), answers, strict=True):
             for (i, ref, _), answer in zip(items, received, strict=True):
                 if answer.info is not None:
-                    values[i] = decode(answer.info, to_parts(answer.blobs))
+                    info, parts = self._cache.complete(plans[i], answer.info, to_parts(answer.blobs))
+                    values[i] = decode(info, parts)
                     self.counters.gets += 1
                     self.counters.bytes_out += answer.info.nbytes
-                elif answer.problem != "missing":
+                    continue
+                self._cache.forget(ref.generation)
+                if answer.problem != "missing":
                     raise ValueError(answer.problem)
-                elif isinstance(asked[i][0], ObjectRef):
+                if isinstance(asked[i][0], ObjectRef):
                     raise KeyMissing(f"{ref.key!r} is not in store {self.name!r}: deleted or overwritten")
 
     def _read_here(self, ref: ObjectRef, rows: Rows | None) -> Any:
@@ -332,8 +409,10 @@ class StoreClient:
                 self._memories[volume] = SharedVolume.open(prefix) if prefix and ours else None
             return self._memories[volume]
 
-    async def _ask(self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]]) -> list[Received]:
-        request = [Wanted(key=ref.key, generation=ref.generation, rows=rows) for _, ref, rows in items]
+    async def _ask(
+        self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, Plan]
+    ) -> list[Received]:
+        request = [Wanted(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items]
         answer: list[Received] = await self._call(
             f"get of {items[0][1].key!r}", self._volume(volume).get_many, request
         )

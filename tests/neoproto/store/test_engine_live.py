@@ -29,7 +29,8 @@ class Cluster:
         self.procs = hosts.spawn_procs(per_host={"gpus": self.per_host})
         self.store_procs = hosts.spawn_procs(per_host={"volumes": volumes})
         self.workers = self.procs.spawn("workers", Worker)
-        self.index_procs = hosts.slice(hosts=0).spawn_procs(per_host={"index": 1})
+        first = hosts if hosts.size() == 1 else hosts.slice(hosts=slice(0, 1))
+        self.index_procs = first.spawn_procs(per_host={"index": 1})
         start = StoreServer.start(
             procs=self.store_procs,
             index_procs=self.index_procs,

@@ -1,4 +1,4 @@
-"""Shared memory under real processes: no messages, no leftovers, deaths, two hosts. Each test passes alone."""
+"""Shared memory under real processes: messages, leftovers, deaths, two hosts. Each test passes alone."""
 
 import os
 import signal

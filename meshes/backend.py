@@ -86,6 +86,7 @@ class MonarchBackend:
     def start_store(self) -> ObjectStore:
         """Start the global store, volumes on the first cluster's hosts."""
         assert self._hosts is not None
+        assert self._guardian is not None
         options = self._options
         assert self._deaths is not None
         deaths = self._deaths
@@ -94,6 +95,7 @@ class MonarchBackend:
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
+            guard_shm=self._guardian.guard_shm,
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,24 @@ INDEX_LOG = "index.log"
 class GlobalStore:
     """Volumes on the hosts of one cluster, an index beside the controller, and the controller's client."""
 
-    def __init__(self, *, log_dir: Path, name: str, strategy: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        log_dir: Path,
+        name: str,
+        strategy: str,
+        timeout_s: float,
+        guard_shm: Callable[[str], None] = lambda prefix: None,
+    ) -> None:
         """Args:
         log_dir: folder of the store processes' logs.
         name: unique to the run.
         strategy: "host" or "local_rank".
         timeout_s: of starting, and of one operation.
+        guard_shm: told how the names of the store's files in shared memory begin, before there are any.
         """
         self._log_dir, self._name, self._strategy, self._timeout_s = log_dir, name, strategy, timeout_s
+        self._guard_shm = guard_shm
         self._server: Any = None
         self._procs: list[Any] = []
         self._client: StoreClient | None = None
@@ -55,7 +66,9 @@ class GlobalStore:
     async def _start(self, hosts: Any, beside_controller: Any, ranks_per_host: int) -> StoreClient:
         from neoproto.store import set_process_store
         from neoproto.store.engine import StoreClient, StoreServer
+        from neoproto.store.shm import store_prefix
 
+        self._guard_shm(store_prefix(self._name))
         count = 1 if self._strategy == "host" else ranks_per_host
         volumes = hosts.spawn_procs(
             per_host={"volumes": count},

@@ -1,24 +1,26 @@
 """A process's client of the store.
 
-    caller's thread: encode ─┐                                   ┌─> decode ─> caller
-                             └─> client's loop: volume, index ───┘
+    put   encode ──> shared memory of this host's volume (`putter`) ──> volume and index are told
+    get   by reference into this machine: mapped on the caller's thread, no message
+          else: client's loop ──> index (by key) ──> shared memory, or the volume
 
-Reads by reference go straight to the volume; reads by key ask the index first. A value is announced to the
-index after its volume has it, and an overwritten one is dropped after the index has the new one: a reader
-finds the old value or the new one.
+A value is announced to the index when its bytes are in place, and an overwritten one is dropped after the
+index has the new one: a reader finds the old value or the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._src.actor.actor_mesh import _client_context, _context
 from monarch.actor import context
 
-from neoproto.errors import KeyMissing, StoreClosed, StoreError
+from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
 from neoproto.store.base import (
     KeyOrRef,
     ObjectRef,
@@ -32,7 +34,12 @@ from neoproto.store.base import (
     register_client,
 )
 from neoproto.store.codec import decode, encode
+from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
+from neoproto.store.pool import Grant
+from neoproto.store.putter import Putter, new_generation
+from neoproto.store.rowcache import Plan, RowCache
+from neoproto.store.snapshots import Lease, Snapshot
 from neoproto.store.wire import Gone, Received, Sent, Wanted, text_of, to_blobs, to_parts
 
 if TYPE_CHECKING:
@@ -41,6 +48,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _READ_TRIES = 5
+_THREAD_BYTES = 1 << 20
+_CACHE_BYTES = 256 << 20
 _home: str = ""
 
 
@@ -49,18 +58,40 @@ def home_volume() -> str:
     return _home
 
 
+@dataclass(kw_only=True, slots=True)
+class ClientCounters:
+    """Counts of one process. `gets_shared` are those gets that cost no message to a volume."""
+
+    puts: int = 0
+    gets: int = 0
+    gets_shared: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class _NotHere(Exception):
+    """A value is not in this machine's shared memory: no error, it says where to go on."""
+
+
 class StoreClient:
     """An `ObjectStore` on TorchStore. Make it with `attach`.
 
     Attributes:
         name: the store's.
         volume: the id of the volume it puts into.
+        counters: what this process did through it.
     """
 
-    def __init__(self, spec: StoreSpec, volume: str) -> None:
+    def __init__(self, spec: StoreSpec, volume: str, host_id: str) -> None:
         self.name, self.volume = spec.name, volume
-        self._spec = spec
+        self.counters = ClientCounters()
+        self._spec, self._host_id = spec, host_id
         self._volumes: dict[str, Any] = {}
+        self._memories: dict[str, SharedVolume | None] = {}
+        self._memory_lock = threading.Lock()
+        self._cache = RowCache(_CACHE_BYTES)
+        self._putter: Putter | None = None
+        self._closed = False
         self._loop = LoopThread(f"client of store {spec.name!r}")
         self._stock: Any = None
 
@@ -83,7 +114,7 @@ class StoreClient:
             raise StoreError(f"store {spec.name!r}: attach where Monarch's context is")
         context()
         volume = host_id if spec.strategy == "host" else f"{host_id}:{local_rank or 0}"
-        client = cls(spec, volume if volume in spec.volumes else next(iter(spec.volumes)))
+        client = cls(spec, volume if volume in spec.volumes else next(iter(spec.volumes)), host_id)
         _home = client.volume
         register_client(client)
         return client
@@ -104,6 +135,9 @@ class StoreClient:
     def get(self, key: KeyOrRef, *, rows: Rows | None = None, blocking: bool = True) -> Any:
         """See `ObjectStore.get`."""
 
+        if blocking and (here := self._read_all_here([(key, rows)])) is not None:
+            return here[0]
+
         async def first() -> Any:
             return (await self._get([(key, rows)]))[0]
 
@@ -113,7 +147,10 @@ class StoreClient:
         self, keys: Sequence[KeyOrRef], *, rows: Sequence[Rows | None] | None = None, blocking: bool = True
     ) -> Any:
         """See `ObjectStore.get_batch`."""
-        return self._run(self._get(pair_rows(keys, rows)), blocking)
+        wanted = pair_rows(keys, rows)
+        if blocking and (here := self._read_all_here(wanted)) is not None:
+            return here
+        return self._run(self._get(wanted), blocking)
 
     def delete(self, key: KeyOrRef, *, missing_ok: bool = False, blocking: bool = True) -> Any:
         """See `ObjectStore.delete`."""
@@ -134,10 +171,78 @@ class StoreClient:
         """Have operations under way and later ones fail with `StoreError(reason)`: the store is lost."""
         self._loop.fail(reason)
 
+    def snapshot(self, key: KeyOrRef, *, seconds: float = 60.0) -> Snapshot:
+        """Take a lease on a value: it stays readable through the snapshot, also when it is deleted meanwhile.
+
+        The lease renews itself while this process lives, and runs out so many seconds after its death.
+
+        Raises:
+            KeyMissing: the value is gone, or was put by a stock TorchStore client.
+        """
+
+        async def take() -> tuple[ObjectRef, Lease]:
+            ref = key if isinstance(key, ObjectRef) else (await self._locate({0: key}, {})).get(0)
+            if ref is None:
+                raise KeyMissing(f"{key!r} was put by a stock client: no snapshots of such values")
+            holder = uuid.uuid4().hex
+            what = f"snapshot of {ref.key!r}"
+            say = self._volume(ref.volume).lease
+
+            async def renew(more: float) -> None:
+                await self._call(what, say, ref.key, ref.generation, holder, more)
+
+            await renew(seconds)
+            return ref, Lease(renew, seconds)
+
+        ref, lease = self._run(take(), True)
+        self._loop.submit(lease.keep())
+        return Snapshot(self, ref, lease)
+
+    def stats(self, *, run: bool = False) -> dict[str, int]:
+        """Counts of this process, or, with `run`, the sums over the run's volumes.
+
+        Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out, bytes_mapped and
+        bytes_copied (of shared memory), holds (segments kept by values it still has), cache_hits and
+        cache_misses (rows of other hosts' values), cache_bytes. Of a run: see `Values.stats`.
+        """
+        if not run:
+            return self._own_stats()
+
+        async def ask() -> dict[str, int]:
+            names = list(self._spec.volumes)
+            calls = [self._call("stats", self._volume(name).stats) for name in names]
+            total: dict[str, int] = {"volumes": len(names)}
+            for found in await asyncio.gather(*calls):
+                for name, value in found.items():
+                    total[name] = total.get(name, 0) + value
+            return total
+
+        found: dict[str, int] = self._run(ask(), True)
+        return found
+
+    def _own_stats(self) -> dict[str, int]:
+        memories = [memory for memory in self._memories.values() if memory is not None]
+        return asdict(self.counters) | {
+            "bytes_mapped": sum(memory.mapped for memory in memories),
+            "bytes_copied": sum(memory.copied for memory in memories),
+            "holds": sum(memory.holds for memory in memories),
+            "cache_hits": self._cache.hits,
+            "cache_misses": self._cache.misses,
+            "cache_bytes": self._cache.nbytes,
+        }
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the client's loop and wait for it."""
+        result: T = self._run(work, True)
+        return result
+
     def close(self) -> None:
         """End this client; operations under way fail with `StoreClosed`. Closing twice is harmless."""
         forget_client(self)
+        self._closed = True
         self._loop.close()
+        if self._putter is not None:
+            self._putter.close()
 
     def _run(self, work: Coroutine[Any, Any, Any], blocking: bool) -> Any:
         if blocking and self._loop.is_current:
@@ -147,18 +252,61 @@ class StoreClient:
         return future.result() if blocking else StoreFuture(future)
 
     async def _put(self, named: list[tuple[str, Any]]) -> list[ObjectRef]:
-        sent, refs = [], []
+        if not named:
+            return []
+        what = f"put of {named[0][0]!r}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
+        memory = self._memory(self.volume)
+        refs = await (self._send(what, named) if memory is None else self._share(what, named, memory))
+        self.counters.puts += len(refs)
+        self.counters.bytes_in += sum(ref.info.nbytes for ref in refs)
+        return refs
+
+    async def _share(self, what: str, named: list[tuple[str, Any]], memory: SharedVolume) -> list[ObjectRef]:
+        """Put through shared memory: written here, then both the volume and the index are told."""
+        if self._putter is None:
+            self._putter = Putter(self.name, self.volume, memory, self._reserve)
+        written = await self._putter.write(what, named)
+        try:
+            told: tuple[Any, Any] = await asyncio.gather(
+                self._call(what, self._volume(self.volume).commit, written.tokens, written.refs),
+                self._call(what, self._spec.index.announce, written.refs),
+                return_exceptions=True,
+            )
+        finally:
+            written.close()
+        committed, announced = told
+        if not isinstance(announced, BaseException):
+            if isinstance(committed, BaseException):
+                await self._delete(written.refs, missing_ok=True)
+            await self._drop(announced)
+        for outcome in told:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return written.refs
+
+    async def _reserve(self, what: str, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
+        grants: list[Grant] = await self._call(what, self._volume(self.volume).reserve, wanted, retired)
+        return grants
+
+    async def _send(self, what: str, named: list[tuple[str, Any]]) -> list[ObjectRef]:
+        """Put by messages, into a volume of another host."""
+        sent = []
         for key, value in named:
             info, parts = encode(value)
-            generation = uuid.uuid4().int >> 65
-            sent.append(Sent(key=key, generation=generation, info=info, blobs=to_blobs(parts)))
-            refs.append(
-                ObjectRef(store=self.name, key=key, volume=self.volume, info=info, generation=generation)
+            sent.append(Sent(key=key, generation=new_generation(), info=info, blobs=to_blobs(parts)))
+        places = await self._call(what, self._volume(self.volume).put_many, sent)
+        refs = [
+            ObjectRef(
+                store=self.name,
+                key=one.key,
+                volume=self.volume,
+                info=one.info,
+                generation=one.generation,
+                place=place,
             )
-        if sent:
-            what = f"put of {named[0][0]!r}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
-            await self._call(what, self._volume(self.volume).put_many, sent)
-            await self._drop(await self._call(what, self._spec.index.announce, refs))
+            for one, place in zip(sent, places, strict=True)
+        ]
+        await self._drop(await self._call(what, self._spec.index.announce, refs))
         return refs
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
@@ -198,20 +346,77 @@ class StoreClient:
     ) -> None:
         """Read what is there into `values`; what a key named a moment ago may be gone, and is left out."""
         by_volume: dict[str, list[tuple[int, ObjectRef, Rows | None]]] = {}
+        plans: dict[int, Plan] = {}
         for item in wanted:
-            by_volume.setdefault(item[1].volume, []).append(item)
-        answers = await asyncio.gather(*(self._ask(volume, items) for volume, items in by_volume.items()))
+            i, ref, rows = item
+            try:
+                if rows is None or ref.info.nbytes < _THREAD_BYTES:
+                    values[i] = self._read_here(ref, rows)
+                else:
+                    values[i] = await asyncio.to_thread(self._read_here, ref, rows)
+            except _NotHere:
+                plans[i] = self._cache.plan(ref, rows)
+                by_volume.setdefault(ref.volume, []).append(item)
+            except KeyMissing:
+                if isinstance(asked[i][0], ObjectRef):
+                    raise
+        answers = await asyncio.gather(
+            *(self._ask(volume, items, plans) for volume, items in by_volume.items())
+        )
         for items, received in zip(by_volume.values(), answers, strict=True):
             for (i, ref, _), answer in zip(items, received, strict=True):
                 if answer.info is not None:
-                    values[i] = decode(answer.info, to_parts(answer.blobs))
-                elif answer.problem != "missing":
+                    info, parts = self._cache.complete(plans[i], answer.info, to_parts(answer.blobs))
+                    values[i] = decode(info, parts)
+                    self.counters.gets += 1
+                    self.counters.bytes_out += answer.info.nbytes
+                    continue
+                self._cache.forget(ref.generation)
+                if answer.problem != "missing":
                     raise ValueError(answer.problem)
-                elif isinstance(asked[i][0], ObjectRef):
+                if isinstance(asked[i][0], ObjectRef):
                     raise KeyMissing(f"{ref.key!r} is not in store {self.name!r}: deleted or overwritten")
 
-    async def _ask(self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]]) -> list[Received]:
-        request = [Wanted(key=ref.key, generation=ref.generation, rows=rows) for _, ref, rows in items]
+    def _read_here(self, ref: ObjectRef, rows: Rows | None) -> Any:
+        """Read from this machine's shared memory, on any thread.
+
+        Raises:
+            _NotHere: the volume has to be asked.
+        """
+        memory = None if ref.place is None else self._memory(ref.volume)
+        if memory is None:
+            raise _NotHere
+        try:
+            value = memory.read(ref, rows)
+        except OSError as error:
+            # No descriptor or mapping left in this process: the volume has some.
+            raise _NotHere from error
+        self.counters.gets += 1
+        self.counters.gets_shared += 1
+        return value
+
+    def _read_all_here(self, wanted: Sequence[tuple[KeyOrRef, Rows | None]]) -> list[Any] | None:
+        """Values of references into this machine; None if any has to be asked for."""
+        if self._closed or not all(isinstance(key, ObjectRef) for key, _ in wanted):
+            return None
+        try:
+            return [self._read_here(key, rows) for key, rows in wanted if isinstance(key, ObjectRef)]
+        except _NotHere:
+            return None
+
+    def _memory(self, volume: str) -> SharedVolume | None:
+        """A volume's shared memory, if it is this machine's."""
+        with self._memory_lock:
+            if volume not in self._memories:
+                prefix = self._spec.memory.get(volume, "")
+                ours = self._spec.sharing == "machine" or volume.split(":")[0] == self._host_id
+                self._memories[volume] = SharedVolume.open(prefix) if prefix and ours else None
+            return self._memories[volume]
+
+    async def _ask(
+        self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, Plan]
+    ) -> list[Received]:
+        request = [Wanted(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items]
         answer: list[Received] = await self._call(
             f"get of {items[0][1].key!r}", self._volume(volume).get_many, request
         )
@@ -228,9 +433,9 @@ class StoreClient:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
 
     async def _drop(self, gone: list[Gone]) -> None:
-        by_volume: dict[str, list[tuple[str, int]]] = {}
+        by_volume: dict[str, list[tuple[str, int, int]]] = {}
         for item in gone:
-            by_volume.setdefault(item.volume, []).append((item.key, item.generation))
+            by_volume.setdefault(item.volume, []).append((item.key, item.generation, item.slot))
         await asyncio.gather(
             *(
                 self._call(f"delete of {items[0][0]!r}", self._volume(volume).delete_many, items)
@@ -264,8 +469,11 @@ class StoreClient:
         except KeyError as error:
             raise KeyMissing(str(error)) from error
         except Exception as error:
-            if isinstance(getattr(error, "exception", None), StoreClosed):
+            cause = getattr(error, "exception", None)
+            if isinstance(cause, StoreClosed):
                 raise StoreClosed(f"{what}: store {self.name!r} is closed") from error
+            if isinstance(cause, StoreFull | KeyMissing):
+                raise type(cause)(f"{what}: {cause}") from error
             raise StoreError(f"{what}: store {self.name!r} failed: {text_of(error)}") from error
 
 

@@ -37,10 +37,12 @@ from torchstore.strategy import TorchStoreStrategy
 from torchstore.transport import pipe
 
 from neoproto.errors import StoreClosed, StoreError
-from neoproto.store.base import ObjectRef, Rows, ValueInfo
+from neoproto.store.base import ObjectRef, Place
 from neoproto.store.client import StoreClient, home_volume
-from neoproto.store.codec import Parts, check_rows, decode, select_rows
-from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, to_blobs, to_parts
+from neoproto.store.pool import Grant
+from neoproto.store.shm import remove_files
+from neoproto.store.values import Values, VolumeOptions, volume_ids
+from neoproto.store.wire import Gone, Located, Received, Sent, Wanted
 
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
@@ -57,6 +59,9 @@ class StoreSpec:
         name: the store's name; stock clients use it as `store_name`.
         strategy: "host" (one volume a host) or "local_rank" (one a local rank of each host).
         volumes: volume id -> its coordinates in `volume_mesh`.
+        memory: volume id -> how the names of its files in shared memory begin; "" if it has none.
+        sharing: which volumes a client reads and writes in shared memory: "machine" all whose files it finds,
+            "host" those of its own host id.
         volume_mesh, index: the actors.
         timeout_s: how long one operation may take.
     """
@@ -64,6 +69,8 @@ class StoreSpec:
     name: str
     strategy: Strategy
     volumes: dict[str, dict[str, int]]
+    memory: dict[str, str]
+    sharing: Literal["machine", "host", "off"]
     volume_mesh: Any
     index: Any
     timeout_s: float
@@ -100,55 +107,22 @@ class Placement(TorchStoreStrategy):
 
 
 class Storage(InMemoryStore):
-    """A volume's values: encoded ones of our clients, and beside them TorchStore's own (`kv`).
+    """A volume's values: TorchStore's own (`kv`), and those of our clients beside them."""
 
-    Attributes:
-        values: (key, generation) -> what and its bytes.
-        newest: key -> generation, of the values stock clients see.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, values: Values) -> None:
         super().__init__()
-        self.values: dict[tuple[str, int], tuple[ValueInfo, Parts]] = {}
-        self.newest: dict[str, int] = {}
-
-    def keep(self, sent: Sent) -> None:
-        self.values[sent.key, sent.generation] = (sent.info, to_parts(sent.blobs))
-        self.newest[sent.key] = sent.generation
-        self.kv.pop(sent.key, None)
-
-    def drop(self, key: str, generation: int) -> None:
-        if generation == 0:
-            self.kv.pop(key, None)
-        self.values.pop((key, generation), None)
-        if self.newest.get(key) == generation:
-            del self.newest[key]
-
-    def read(self, wanted: Wanted) -> Received:
-        found = self.values.get((wanted.key, wanted.generation))
-        if found is None:
-            return Received(problem="missing")
-        info, parts = found
-        if wanted.rows is not None:
-            try:
-                rows: Rows = check_rows(info, wanted.rows, wanted.key)
-            except ValueError as error:
-                return Received(problem=str(error))
-            info, parts = select_rows(info, parts, rows)
-        return Received(info=info, blobs=to_blobs(parts))
+        self.values = values
 
     async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
         """A stock client's put: TorchStore's own, and ours under that key is gone."""
         await super().put(key, transport_buffer, request)
-        if key in self.newest:
-            self.drop(key, self.newest[key])
+        self._drop_ours(key)
 
     async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
         """A stock client's get, of its own value or of one of ours."""
-        generation = self.newest.get(key)
-        if generation is None:
+        if key not in self.values.newest:
             return await super().get(key, transport_buffer, request)
-        value = decode(*self.values[key, generation])
+        value = self.values.value_of(key)
         if isinstance(value, torch.Tensor):
             await transport_buffer.write_from(value)
         else:
@@ -156,67 +130,103 @@ class Storage(InMemoryStore):
         return transport_buffer
 
     async def get_meta(self, key: str, request: Any = None) -> Any:
-        generation = self.newest.get(key)
-        if generation is None:
+        if key not in self.values.newest:
             return await super().get_meta(key, request)
-        info, _ = self.values[key, generation]
+        info = self.values.info_of(key)
         return (torch.Size(info.shape), getattr(torch, info.dtype)) if info.kind == "tensor" else "obj"
 
     async def delete(self, key: str) -> None:
-        if key in self.newest:
-            self.drop(key, self.newest[key])
-        else:
+        if not self._drop_ours(key):
             await super().delete(key)
 
     def reset(self) -> None:
         super().reset()
-        self.values.clear()
-        self.newest.clear()
+        self.values.reset()
+
+    def _drop_ours(self, key: str) -> bool:
+        generation = self.values.newest.get(key)
+        if generation is not None:
+            self.values.drop(key, generation)
+        return generation is not None
 
 
 class Volume(StorageVolume):
     """Holds the bytes of one host, or of one local rank."""
 
-    def __init__(self, ids: Sequence[str]) -> None:
+    def __init__(self, ids: Sequence[str], options: VolumeOptions) -> None:
         point = current_rank()
         super().__init__(lambda: ids[point.rank])
-        self.store = Storage()
+        self.values = Values(options)
+        self.store = Storage(self.values)
         self.closed = False
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreClosed("the store is closed")
+
+    @endpoint
+    async def identify(self) -> tuple[str, str]:
+        """Its id, and how the names of its files in shared memory begin ("" if it has none)."""
+        return self.volume_id, self.values.prefix
 
     @endpoint
     async def close(self) -> None:
         """Forget every value and refuse new ones."""
         self.closed = True
         self.store.reset()
+        self.values.close()
 
     @endpoint
-    async def put_many(self, sent: list[Sent]) -> None:
-        """Keep values. They become visible when the index is told.
+    async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
+        """See `Values.reserve`; StoreClosed after `close`, as from all below."""
+        self._check_open()
+        return await self.values.reserve(wanted, retired)
 
-        Raises:
-            StoreClosed: after `close`.
-        """
-        if self.closed:
-            raise StoreClosed("the store is closed")
+    @endpoint
+    async def commit(self, tokens: list[int], refs: list[ObjectRef]) -> None:
+        """See `Values.commit`."""
+        self._check_open()
+        self.values.commit(tokens, refs)
+        for ref in refs:
+            self.store.kv.pop(ref.key, None)
+
+    @endpoint
+    async def put_many(self, sent: list[Sent]) -> list[Place | None]:
+        """Keep values. They become visible when the index is told. Returns where each is."""
+        self._check_open()
+        places = await self.values.keep(sent)
         for value in sent:
-            self.store.keep(value)
+            self.store.kv.pop(value.key, None)
+        return places
 
     @endpoint
     async def get_many(self, wanted: list[Wanted]) -> list[Received]:
-        """Read values, or of each some rows.
-
-        Raises:
-            StoreClosed: after `close`.
-        """
-        if self.closed:
-            raise StoreClosed("the store is closed")
-        return [self.store.read(item) for item in wanted]
+        """Read values, or of each some rows."""
+        self._check_open()
+        return [self.values.read(item) for item in wanted]
 
     @endpoint
-    async def delete_many(self, gone: list[tuple[str, int]]) -> None:
+    async def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
         """Forget values; those that are gone already are ignored."""
-        for key, generation in gone:
-            self.store.drop(key, generation)
+        for key, generation, slot in gone:
+            if generation == 0:
+                self.store.kv.pop(key, None)
+            else:
+                self.values.drop(key, generation, slot)
+
+    @endpoint
+    async def lease(self, key: str, generation: int, holder: str, seconds: float) -> None:
+        """See `Values.lease`; 0 seconds end it."""
+        self._check_open()
+        if seconds > 0:
+            self.values.lease(key, generation, holder, seconds)
+        else:
+            self.values.end_lease(key, generation, holder)
+
+    @endpoint
+    async def stats(self) -> dict[str, int]:
+        """See `Values.stats`; TorchStore's own values are not counted."""
+        return self.values.stats()
 
 
 class Index(Controller):
@@ -272,7 +282,8 @@ class Index(Controller):
             Gone(key=key, generation=0, volume=volume) for volume in self.keys_to_storage_volumes.pop(key, {})
         ]
         if (ref := self.refs.pop(key, None)) is not None:
-            gone.append(Gone(key=key, generation=ref.generation, volume=ref.volume))
+            slot = 0 if ref.place is None else ref.place.slot
+            gone.append(Gone(key=key, generation=ref.generation, volume=ref.volume, slot=slot))
         return gone
 
     @endpoint
@@ -293,7 +304,7 @@ class Index(Controller):
         old = self.refs.pop(key, None)
         if old is not None and old.volume != storage_volume_id:
             volume = self.strategy.get_storage_volume(old.volume)
-            await volume.delete_many.call_one([(key, old.generation)])
+            await volume.delete_many.call_one([(key, old.generation, old.place.slot if old.place else 0)])
         noted = self.keys_to_storage_volumes.get(key, {}).values()
         if request.tensor_slice is None or any(i.object_type != ObjectType.TENSOR_SLICE for i in noted):
             self.keys_to_storage_volumes.pop(key, None)
@@ -354,6 +365,8 @@ class StoreServer:
         host_ids: Sequence[str] | None = None,
         index_procs: Any = None,
         start_timeout_s: float | None = None,
+        limit_bytes: int = 0,
+        sharing: Literal["machine", "host", "off"] = "machine",
     ) -> StoreServer:
         """Start volumes on `procs`, and the index in a process of its own.
 
@@ -367,6 +380,8 @@ class StoreServer:
                 on the first host, and stopped by `close`.
             start_timeout_s: for starting, imports included; None is 120 s, or `timeout_s` if
                 that is longer.
+            limit_bytes: bound on each volume's shared memory; 0 for a part of what the host has.
+            sharing: see `StoreSpec`; "off" keeps values in the volumes' own memory.
 
         Raises:
             StoreError: it did not start in time, or an actor failed.
@@ -383,8 +398,15 @@ class StoreServer:
             index_procs = own_index = first.host_mesh.spawn_procs(per_host={"index": 1})
         try:
             async with asyncio.timeout(limit):
-                mesh = procs.spawn("volumes", Volume, ids)
-                volumes = {found: dict(point) for point, found in await mesh.get_id.call()}
+                options = VolumeOptions(
+                    store=name,
+                    shared_memory=sharing != "off",
+                    limit_bytes=limit_bytes,
+                    volumes_on_host=len(procs) // hosts,
+                )
+                mesh = procs.spawn("volumes", Volume, ids, options)
+                found = [(dict(point), *told) for point, told in await mesh.identify.call()]
+                volumes = {volume: point for point, volume, _ in found}
                 placement = Placement(mesh, volumes)
                 index = index_procs.spawn("index", Index, placement)
                 await index.keys.call()  # its process is up
@@ -396,6 +418,8 @@ class StoreServer:
             name=name,
             strategy=strategy,
             volumes=volumes,
+            memory={volume: prefix for _, volume, prefix in found},
+            sharing=sharing,
             volume_mesh=mesh,
             index=index.slice(**dict.fromkeys(index.extent, 0)),
             timeout_s=timeout_s,
@@ -427,22 +451,10 @@ class StoreServer:
                     await self._index_procs.stop()
         except TimeoutError as error:
             raise StoreError(f"store {self._spec.name!r} did not close within {timeout_s} s") from error
-
-
-def volume_ids(strategy: str, host_ids: Sequence[str], count: int) -> list[str]:
-    """Names of `count` volumes, in the order of their processes.
-
-    Raises:
-        ValueError: `count` does not fit the strategy.
-    """
-    per_host, rest = divmod(count, max(1, len(host_ids)))
-    if strategy not in ("host", "local_rank"):
-        raise ValueError(f"object_store.strategy must be 'host' or 'local_rank', got {strategy!r}")
-    if rest or per_host < 1 or (strategy == "host" and per_host != 1):
-        raise ValueError(f"strategy {strategy!r}: {count} processes do not fit {len(host_ids)} hosts")
-    if strategy == "host":
-        return list(host_ids)
-    return [f"{host}:{rank}" for host in host_ids for rank in range(per_host)]
+        finally:
+            # What a volume that died left on this host; those of other hosts go at the next start there.
+            for prefix in filter(None, self._spec.memory.values()):
+                remove_files(f"{prefix}.")
 
 
 class _PayloadFree:

@@ -53,11 +53,16 @@ class Located:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gone:
-    """A value that is no longer visible and whose bytes can go; generation 0 is one of a stock client."""
+    """A value that is no longer visible and whose bytes can go; generation 0 is one of a stock client.
+
+    Attributes:
+        slot: its word in the volume's table; 0 if it is not in shared memory.
+    """
 
     key: str
     generation: int
     volume: str
+    slot: int = 0
 
 
 def to_blobs(parts: Parts) -> tuple[Blob, ...]:

@@ -1,7 +1,11 @@
 """Worker actors for the live store tests; a module of their own, so that worker processes can import them."""
 
 import asyncio
+import gc
+import os
+import random
 import threading
+import time
 
 import numpy as np
 import torch
@@ -56,6 +60,37 @@ def same(a, b):
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b
+
+
+def footprint():
+    """Private resident MiB and open descriptors of this process."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        fields = [int(field) for field in file.read().split()]
+    return (fields[1] - fields[2]) * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir("/proc/self/fd"))
+
+
+def soak(client, seconds, seed):
+    choose, live, wrong, count = random.Random(seed), {}, 0, 0
+    until, before = time.monotonic() + seconds, None
+    while time.monotonic() < until:
+        number = choose.randrange(1 << 40)
+        size = choose.choice([10, 1000, 50_000, 400_000])
+        ref = client.put(torch.full((size,), number), key=f"soak{seed}/{choose.randrange(50)}")
+        live[ref.key] = (ref, number)
+        key, (ref, number) = choose.choice(list(live.items()))
+        value = client.get(choose.choice([key, ref]))
+        wrong += int((value != number).sum())
+        value[:] = 0
+        if len(live) > 20:
+            key = choose.choice(list(live))
+            client.delete(live.pop(key)[0])
+        count += 1
+        if before is None and time.monotonic() > until - 0.7 * seconds:
+            before = footprint()
+    after = footprint()
+    client.delete_batch([ref for ref, _ in live.values()])
+    return {"wrong": wrong, "rounds": count, "before": before, "after": after}
 
 
 class Worker(Actor):
@@ -116,6 +151,31 @@ class Worker(Actor):
     async def double(self, batch, key):
         """A batch in, a batch out: both as references."""
         return DataProto.from_dict({"doubled": batch[key] * 2}, {"rank": [self.rank] * len(batch)})
+
+    @endpoint
+    async def hold(self, ref):
+        """Keep a value mapped, in what becomes of this process."""
+        self.held = await self.client.get(ref, blocking=False)
+        return os.getpid()
+
+    @endpoint
+    async def snapshot(self, key, seconds):
+        """Take a lease and keep it."""
+        self.kept = await asyncio.to_thread(self.client.snapshot, key, seconds=seconds)
+        return self.kept.ref
+
+    @endpoint
+    async def release(self):
+        await asyncio.to_thread(self.kept.release)
+
+    @endpoint
+    async def stats(self):
+        return self.client.stats()
+
+    @endpoint
+    async def soak(self, seconds):
+        """Put, get and delete values of many sizes; every one is read back. Returns what grew meanwhile."""
+        return await asyncio.to_thread(soak, self.client, seconds, self.rank)
 
     @endpoint
     async def root_clients(self):

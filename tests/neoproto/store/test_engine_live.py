@@ -17,18 +17,20 @@ pytestmark = pytest.mark.live
 class Cluster:
     """Two workers, a store and the controller's client of it."""
 
-    def __init__(self, volumes=1, strategy="host", host_ids=None):
+    def __init__(self, volumes=1, strategy="host", host_ids=None, hosts=1, workers=2, **options):
         from monarch.job import ProcessJob
 
         from neoproto.store.engine import StoreClient, StoreServer
         from tests.neoproto.store.live_actors import Worker
 
-        self.job = ProcessJob({"hosts": 1})
+        self.job = ProcessJob({"hosts": hosts})
+        self.per_host = workers // hosts
         hosts = self.job.state(cached_path=None).hosts
-        self.procs = hosts.spawn_procs(per_host={"gpus": 2})
+        self.procs = hosts.spawn_procs(per_host={"gpus": self.per_host})
         self.store_procs = hosts.spawn_procs(per_host={"volumes": volumes})
         self.workers = self.procs.spawn("workers", Worker)
-        self.index_procs = hosts.spawn_procs(per_host={"index": 1})
+        first = hosts if hosts.size() == 1 else hosts.slice(hosts=slice(0, 1))
+        self.index_procs = first.spawn_procs(per_host={"index": 1})
         start = StoreServer.start(
             procs=self.store_procs,
             index_procs=self.index_procs,
@@ -36,14 +38,17 @@ class Cluster:
             strategy=strategy,
             timeout_s=90,
             host_ids=host_ids,
+            **options,
         )
         self.server = asyncio.run(start)
         self.spec = self.server.spec()
         self.client = StoreClient.attach(self.spec, host_id="0", local_rank=None)
-        self.homes = [volume for _, volume in self.workers.attach.call(self.spec).get(90)]
+        self.homes = [volume for _, volume in self.workers.attach.call(self.spec, host_ids).get(90)]
 
     def on(self, rank, method, *args, **kwargs):
-        return getattr(self.workers.slice(gpus=rank), method).call_one(*args, **kwargs).get(90)
+        host, local = divmod(rank, self.per_host)
+        worker = self.workers.slice(hosts=host, gpus=local)
+        return getattr(worker, method).call_one(*args, **kwargs).get(90)
 
     def close(self):
         self.client.close()

@@ -1,0 +1,289 @@
+"""Reading and writing a volume's shared memory from any process of its host.
+
+write   Grant ──open──> Pen: shared lock, reservation checked ──> bytes ──> publish: the table's words
+read    large: shared lock ──> generation checked ──> private mapping; the lock goes with the mapping
+        small: generation checked ──> bytes copied ──> generation checked again
+"""
+
+from __future__ import annotations
+
+import collections
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from neoproto.errors import KeyMissing, StoreClosed, StoreError
+from neoproto.store.base import ObjectRef, Place, Rows
+from neoproto.store.codec import Parts, check_rows, decode, select_rows
+from neoproto.store.pool import Grant
+from neoproto.store.shm import (
+    PAGE,
+    RESERVED,
+    Bytes,
+    Table,
+    map_private,
+    path_of,
+    read_all,
+    try_lock,
+    write_all,
+)
+
+MAP_BYTES = 128 << 10
+"""Values of at least this size are mapped, smaller ones are copied: a process may have 65,530 mappings."""
+_ALIGN = 64
+_KNOWN_SEGMENTS = 64
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where the parts of a value go, from its first byte, and how many bytes it takes altogether."""
+    offsets, end = [], 0
+    for size in sizes:
+        start = -(-end // _ALIGN) * _ALIGN
+        offsets.append(start)
+        end = start + size
+    return offsets, end
+
+
+def aligned(offset: int, nbytes: int) -> int:
+    """The next offset at which a value of that size may begin."""
+    unit = PAGE if nbytes >= MAP_BYTES else _ALIGN
+    return -(-offset // unit) * unit
+
+
+class SharedVolume:
+    """One volume's shared memory, as seen by one process. Reading is safe from any thread.
+
+    Attributes:
+        prefix: of the volume's files.
+        mapped, copied: bytes read so far by mapping and by copying.
+    """
+
+    def __init__(self, prefix: str, table: Table) -> None:
+        self.prefix, self._table = prefix, table
+        self.mapped = self.copied = 0
+        self._holds: dict[str, list[int]] = {}  # segment -> [descriptor, mappings on it]
+        self._released: collections.deque[str] = collections.deque()
+        self._lock = threading.Lock()
+        self._known_lock = threading.Lock()
+        self._known: collections.OrderedDict[str, torch.Tensor | None] = collections.OrderedDict()
+
+    @classmethod
+    def open(cls, prefix: str) -> SharedVolume | None:
+        """The volume with these files; None if it is on another machine."""
+        table = Table.open(prefix)
+        return None if table is None else cls(prefix, table)
+
+    @property
+    def holds(self) -> int:
+        """How many segments this process keeps from being reused, by values it still has."""
+        self._drain()
+        return len(self._holds)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def read(self, ref: ObjectRef, rows: Rows | None = None) -> Any:
+        """A value of this volume, or some of its rows, for the caller to keep and change.
+
+        Raises:
+            KeyMissing: deleted or overwritten.
+            StoreClosed: the volume said goodbye.
+            ValueError: rows that the value does not have.
+            OSError: the process has no descriptors or mappings left.
+        """
+        if rows is not None:
+            rows = check_rows(ref.info, rows, ref.key)
+        parts = self.parts(ref)
+        if rows is None:
+            if ref.info.nbytes < MAP_BYTES:
+                self.copied += ref.info.nbytes
+            else:
+                self.mapped += ref.info.nbytes
+            return decode(ref.info, parts)
+        info, chosen = select_rows(ref.info, parts, rows)
+        self.copied += info.nbytes
+        return decode(info, chosen)
+
+    def parts(self, ref: ObjectRef) -> Parts:
+        """A value's bytes: mapped if it is large, else copied. Raises as `read`."""
+        assert ref.place is not None
+        small = ref.info.nbytes < MAP_BYTES
+        return self._copy(ref, ref.place) if small else self._map(ref, ref.place)
+
+    def _check(self, ref: ObjectRef, place: Place) -> None:
+        if self._table.words[place.slot] != ref.generation:
+            if self._table.closed:
+                raise StoreClosed(f"store {ref.store!r} is closed")
+            raise _missing(ref)
+
+    def _copy(self, ref: ObjectRef, place: Place) -> Parts:
+        self._check(ref, place)
+        offsets, total = layout(place.sizes)
+        try:
+            fd = os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._gone(ref) from None
+        try:
+            data = read_all(fd, total, place.offset)
+        finally:
+            os.close(fd)
+        self._check(ref, place)
+        return _split(data, offsets, place.sizes)
+
+    def _map(self, ref: ObjectRef, place: Place) -> Parts:
+        fd = self._hold(ref, place.segment)
+        try:
+            self._check(ref, place)
+            offsets, total = layout(place.sizes)
+            data = map_private(fd, place.offset, total, lambda: self._release(place.segment))
+        except BaseException:
+            self._release(place.segment)
+            raise
+        return _split(data, offsets, place.sizes)
+
+    def _hold(self, ref: ObjectRef, segment: str) -> int:
+        """Keep a segment from being reused until `_release` was called as often as this."""
+        with self._lock:
+            hold = self._holds.get(segment)
+            if hold is None:
+                try:
+                    fd = os.open(path_of(segment), os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    raise self._gone(ref) from None
+                if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse it
+                    os.close(fd)
+                    raise self._gone(ref)
+                hold = self._holds[segment] = [fd, 0]
+            hold[1] += 1
+        return hold[0]
+
+    def _release(self, segment: str) -> None:
+        # Runs when a mapping is collected, perhaps inside `_hold` on this very thread: never wait here.
+        self._released.append(segment)
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                while self._released:
+                    segment = self._released.popleft()
+                    hold = self._holds[segment]
+                    hold[1] -= 1
+                    if hold[1] == 0:
+                        # Closed, not unlocked: a forked child that has the mapping keeps the lock.
+                        os.close(hold[0])
+                        del self._holds[segment]
+            finally:
+                self._lock.release()
+
+    def _gone(self, ref: ObjectRef) -> StoreError:
+        return StoreClosed(f"store {ref.store!r} is closed") if self._table.closed else _missing(ref)
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def pen(self, grant: Grant) -> Pen:
+        """Begin to write into a grant.
+
+        Raises:
+            StoreError: it was taken back meanwhile.
+        """
+        try:
+            fd = os.open(path_of(grant.segment), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreError("the reservation was taken back before its value was written") from None
+        granted = try_lock(fd, exclusive=False)
+        if not granted or any(self._table.words[slot] != RESERVED | grant.token for slot in grant.slots):
+            os.close(fd)
+            raise StoreError("the reservation was taken back before its value was written")
+        return Pen(self, grant, fd)
+
+    def publish(self, slots: Sequence[int], generations: Sequence[int]) -> None:
+        """Make values readable by reference, once their bytes are written."""
+        for slot, generation in zip(slots, generations, strict=True):
+            self._table.words[slot] = generation
+
+    def writable(self, segment: str) -> torch.Tensor | None:
+        """A mapping for writing, of segments met before: to a new one, writing by call is quicker."""
+        with self._known_lock:
+            if segment not in self._known:
+                self._known[segment] = None
+                if len(self._known) > _KNOWN_SEGMENTS:
+                    self._known.popitem(last=False)
+                return None
+            self._known.move_to_end(segment)
+            memory = self._known[segment]
+            if memory is None:
+                # Opened anew: Python's mmap keeps a copy of the descriptor, and with it the lock it carries.
+                fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    mapped = mmap.mmap(fd, os.fstat(fd).st_size)
+                finally:
+                    os.close(fd)
+                memory = self._known[segment] = torch.from_numpy(np.frombuffer(mapped, dtype=np.uint8))
+            return memory
+
+
+class Pen:
+    """Writes into one grant. Holds the segment's lock until it is closed."""
+
+    def __init__(self, volume: SharedVolume, grant: Grant, fd: int) -> None:
+        self.grant = grant
+        self._volume, self._fd = volume, fd
+        self._free_slots = list(reversed(grant.slots))
+        self._end = 0
+
+    def room_for_all(self, count: int, nbytes: int) -> bool:
+        """Whether so many small values of so many bytes altogether still fit."""
+        return len(self._free_slots) >= count and aligned(self._end, 0) + nbytes <= self.grant.nbytes
+
+    def place(self, sizes: Sequence[int]) -> Place:
+        """Choose where the next value goes."""
+        _, total = layout(sizes)
+        offset = aligned(self._end, total)
+        assert offset + total <= self.grant.nbytes
+        self._end = offset + total
+        return Place(
+            segment=self.grant.segment, offset=offset, slot=self._free_slots.pop(), sizes=tuple(sizes)
+        )
+
+    def write(self, place: Place, parts: Parts) -> None:
+        """Copy a value's bytes to its place."""
+        offsets, total = layout(place.sizes)
+        memory = None
+        if total >= MAP_BYTES:
+            memory = self._volume.writable(self.grant.segment)
+        for offset, part in zip(offsets, parts, strict=True):
+            start = place.offset + offset
+            if memory is None:
+                write_all(self._fd, part.numpy(), start)
+            else:
+                memory[start : start + part.numel()].copy_(part)
+
+    def close(self) -> None:
+        """Let go of the segment's lock. Closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def total_bytes(sizes: Sequence[Sequence[int]]) -> int:
+    """How large a grant must be for values with parts of these sizes, in this order."""
+    end = 0
+    for each in sizes:
+        _, total = layout(each)
+        end = aligned(end, total) + total
+    return end
+
+
+def _split(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> Parts:
+    # An empty array's stride of 0 would keep its tensor from being viewed as another dtype.
+    whole = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
+    return tuple(whole[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _missing(ref: ObjectRef) -> KeyMissing:
+    return KeyMissing(f"{ref.key!r} is not in store {ref.store!r}: deleted or overwritten")

@@ -1,0 +1,323 @@
+"""The volume's side of shared memory: which segments there are, and who may write into or reuse them.
+
+    reserve ──> Grant ──(the writer copies)──> commit ──> live ──free──> idle ──reserve──> …
+                  └──writer gone──> retire
+
+All methods run on the volume's event loop. Only this class creates, reuses and removes segments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from neoproto.errors import StoreError, StoreFull
+from neoproto.store.shm import (
+    FIRST_SLOT,
+    PAGE,
+    RESERVED,
+    SHM_DIR,
+    SLOTS,
+    Table,
+    path_of,
+    try_lock,
+)
+
+MARGIN = 64 << 20
+"""Bytes of /dev/shm that the store leaves to others."""
+_GRACE_S = 30.0
+_WAIT_S = 2.0
+_POLL_S = 0.02
+_BLOCKING_ALLOCATION = 8 << 20
+_MAX_SLOTS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """A segment to write into.
+
+    Attributes:
+        token: stands, with `RESERVED`, in the table's words of the slots until values are there.
+        segment: name of the file.
+        nbytes: how much may be written.
+        slots: one for each value.
+    """
+
+    token: int
+    segment: str
+    nbytes: int
+    slots: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    name: str
+    capacity: int
+    in_use: int = 0  # slots reserved or live
+
+
+@dataclass(slots=True, eq=False)
+class _Reservation:
+    segment: _Segment
+    open_slots: set[int]
+    since: float
+
+
+@dataclass(kw_only=True, slots=True)
+class PoolStats:
+    """Counters of one volume's pool; `held_bytes` and the numbers of segments are of this moment."""
+
+    limit_bytes: int = 0
+    held_bytes: int = 0
+    segments: int = 0
+    idle_segments: int = 0
+    reservations: int = 0
+    live_slots: int = 0
+    made: int = 0
+    reused: int = 0
+    taken_back: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class SegmentPool:
+    """Segments of one volume, in the files `<prefix>.s<n>`.
+
+    Attributes:
+        limit_bytes: bound on the memory of all segments.
+        grace_s: how old a reservation is before the writer's lock is asked about.
+        wait_s: how long a full pool waits for readers to let go.
+    """
+
+    prefix: str
+    table: Table
+    limit_bytes: int
+    grace_s: float = _GRACE_S
+    wait_s: float = _WAIT_S
+    clock: Callable[[], float] = time.monotonic
+    _segments: dict[str, _Segment] = field(default_factory=dict)
+    _idle: list[_Segment] = field(default_factory=list)
+    _reservations: dict[int, _Reservation] = field(default_factory=dict)
+    _owner_of: dict[int, _Segment] = field(default_factory=dict)  # slot -> segment
+    _spare_slots: list[int] = field(default_factory=list)
+    _next_slot: int = FIRST_SLOT
+    _held: int = 0
+    _serial: int = 0
+    _counts: PoolStats = field(default_factory=PoolStats)
+
+    async def reserve(self, nbytes: int, slots: int) -> Grant:
+        """Find or make a segment for `slots` values of `nbytes` altogether.
+
+        Raises:
+            StoreFull: it does not fit, also not after a moment's wait for readers to let go.
+        """
+        if not 1 <= slots <= _MAX_SLOTS:
+            raise StoreError(f"a reservation has 1 to {_MAX_SLOTS} slots, not {slots}")
+        self.reap()
+        capacity = round_up(nbytes)
+        until = self.clock() + self.wait_s
+        while (segment := self._reuse(capacity)) is None and not self._has_room(capacity):
+            if capacity > self.limit_bytes or self.clock() >= until or not self._may_shrink():
+                self._counts.refused += 1
+                raise StoreFull(self._full(nbytes))
+            await asyncio.sleep(_POLL_S)
+        if segment is None:
+            segment = await self._make(capacity, nbytes)
+        token = uuid.uuid4().int >> 66
+        numbers = self._take_slots(segment, slots)
+        for slot in numbers:
+            self.table.words[slot] = RESERVED | token
+        self._reservations[token] = _Reservation(segment, set(numbers), self.clock())
+        return Grant(token=token, segment=segment.name, nbytes=nbytes, slots=tuple(numbers))
+
+    def commit(self, token: int, values: Sequence[tuple[int, int]]) -> None:
+        """Take note that values are in their slots; the writer has set the words already.
+
+        Args:
+            values: slot and generation of each.
+
+        Raises:
+            StoreError: the reservation was taken back meanwhile.
+        """
+        if any(slot not in self._owner_of or self.table.words[slot] != value for slot, value in values):
+            raise StoreError("the reservation was taken back: the writer was thought to be gone")
+        reservation = self._reservations.get(token)
+        if reservation is not None:  # else it was retired when the values were there already
+            reservation.open_slots.difference_update(slot for slot, _ in values)
+            if not reservation.open_slots:
+                del self._reservations[token]
+
+    def retire(self, token: int) -> None:
+        """End a reservation. Slots without a value are free again; those with one stay until deleted."""
+        reservation = self._reservations.pop(token, None)
+        for slot in reservation.open_slots if reservation else ():
+            if self.table.words[slot] == RESERVED | token:
+                self.free(slot)
+
+    def free(self, slot: int) -> None:
+        """Make a slot's value missing from now on, and its bytes reusable once nobody reads them."""
+        segment = self._owner_of.pop(slot, None)
+        if segment is None:
+            return
+        self.table.words[slot] = 0
+        self._spare_slots.append(slot)
+        segment.in_use -= 1
+        if segment.in_use == 0:
+            self._idle.append(segment)
+
+    def frees_value(self, slot: int, generation: int) -> bool:
+        """Free a slot whose value was announced and never committed, if it is that value's."""
+        if slot not in self._owner_of or self.table.words[slot] != generation:
+            return False
+        for token, reservation in list(self._reservations.items()):
+            if slot in reservation.open_slots:
+                reservation.open_slots.discard(slot)
+                if not reservation.open_slots:
+                    del self._reservations[token]
+        self.free(slot)
+        return True
+
+    def reap(self) -> None:
+        """Take back old reservations whose writers hold no lock any more."""
+        old = self.clock() - self.grace_s
+        for token, reservation in list(self._reservations.items()):
+            if reservation.since < old and _unlocked(reservation.segment.name):
+                self._counts.taken_back += 1
+                self.retire(token)
+
+    def stats(self) -> PoolStats:
+        """A copy of the counters."""
+        return PoolStats(
+            limit_bytes=self.limit_bytes,
+            held_bytes=self._held,
+            segments=len(self._segments),
+            idle_segments=len(self._idle),
+            reservations=len(self._reservations),
+            live_slots=len(self._owner_of),
+            made=self._counts.made,
+            reused=self._counts.reused,
+            taken_back=self._counts.taken_back,
+            refused=self._counts.refused,
+        )
+
+    def close(self) -> None:
+        """Forget everything; the files are removed by their owner."""
+        for slot in list(self._owner_of):
+            self.table.words[slot] = 0
+        self._segments.clear()
+        self._idle.clear()
+        self._reservations.clear()
+        self._owner_of.clear()
+        self._held = 0
+
+    def _reuse(self, capacity: int) -> _Segment | None:
+        """The idle segment used last that fits and that nobody holds: its pages are the warmest."""
+        for at in range(len(self._idle) - 1, -1, -1):
+            segment = self._idle[at]
+            fits = capacity <= segment.capacity <= capacity + max(capacity // 2, 4 * PAGE)
+            if fits and _unlocked(segment.name):
+                del self._idle[at]
+                self._counts.reused += 1
+                return segment
+        return None
+
+    async def _make(self, capacity: int, nbytes: int) -> _Segment:
+        """A new file with its memory allocated, so that no later write to it can fail."""
+        self._serial += 1
+        segment = _Segment(f"{self.prefix}.s{self._serial}", capacity)
+        self._segments[segment.name] = segment
+        self._held += capacity  # before the loop runs others
+        try:
+            fd = os.open(path_of(segment.name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                if capacity <= _BLOCKING_ALLOCATION:
+                    os.posix_fallocate(fd, 0, capacity)
+                else:
+                    await asyncio.to_thread(os.posix_fallocate, fd, 0, capacity)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._remove(segment)
+            self._counts.refused += 1
+            raise StoreFull(f"{self._full(nbytes)}: {error.strerror}") from error
+        self._counts.made += 1
+        return segment
+
+    def _has_room(self, capacity: int) -> bool:
+        """Whether a new segment fits, after as many idle ones as needed were removed."""
+        while True:
+            fits = self._held + capacity <= self.limit_bytes and _free_bytes() >= capacity + MARGIN
+            if fits or capacity > self.limit_bytes:
+                return fits
+            victim = next((one for one in self._idle if _unlocked(one.name)), None)
+            if victim is None:
+                return False
+            self._idle.remove(victim)
+            self._remove(victim)
+
+    def _remove(self, segment: _Segment) -> None:
+        # Truncated first: writers keep mappings of segments they know, which would keep the memory.
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(path_of(segment.name), 0)
+            os.unlink(path_of(segment.name))
+        del self._segments[segment.name]
+        self._held -= segment.capacity
+
+    def _take_slots(self, segment: _Segment, count: int) -> list[int]:
+        numbers = [self._spare_slots.pop() for _ in range(min(count, len(self._spare_slots)))]
+        fresh = count - len(numbers)
+        if self._next_slot + fresh > SLOTS:
+            self._spare_slots += numbers
+            self._idle.append(segment)
+            raise StoreFull(f"the store holds {SLOTS - FIRST_SLOT} values on this host, as many as it can")
+        numbers += range(self._next_slot, self._next_slot + fresh)
+        self._next_slot += fresh
+        for slot in numbers:
+            self._owner_of[slot] = segment
+        segment.in_use += count
+        return numbers
+
+    def _may_shrink(self) -> bool:
+        """Whether waiting may help: something is idle and held, or on its way."""
+        return bool(self._idle or self._reservations)
+
+    def _full(self, nbytes: int) -> str:
+        return (
+            f"{nbytes} bytes do not fit: the store holds {self._held} of at most {self.limit_bytes} bytes on "
+            f"this host, and {SHM_DIR} has {_free_bytes()} left, of which {MARGIN} stay free"
+        )
+
+
+def round_up(nbytes: int) -> int:
+    """A segment's capacity for a number of bytes: an eighth of it is wasted at most, or a few pages."""
+    nbytes = max(nbytes, 1)
+    unit = max(PAGE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // unit) * unit
+
+
+def default_limit() -> int:
+    """Bytes all volumes of a host may hold: three quarters of what /dev/shm has left, half the memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(3 * _free_bytes() // 4, memory // 2)
+
+
+def _free_bytes() -> int:
+    found = os.statvfs(SHM_DIR)
+    return found.f_bavail * found.f_frsize
+
+
+def _unlocked(name: str) -> bool:
+    """Whether no reader or writer holds the segment at this moment; False if somebody removed the file."""
+    try:
+        fd = os.open(path_of(name), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return try_lock(fd, exclusive=True)
+    finally:
+        os.close(fd)

@@ -1,0 +1,276 @@
+"""The object store side by side with raw TorchStore RPC and memcpy, and with Ray's store where there is one.
+
+    python scripts/bench_store.py [--repeats 7] [--quick]
+
+One host, one volume, this process as the client; raw TorchStore is a stock client of a store of its own.
+Medians; ours and theirs are measured in turn, so that a busy machine slows both. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from _bench import Figure, report
+
+from neoproto.data import DataProto
+from neoproto.store import use_store
+
+MIB = 1 << 20
+
+
+class Cluster:
+    """A store with one volume, its client, and a stock TorchStore client with a volume of its own."""
+
+    def __init__(self) -> None:
+        from monarch.job import ProcessJob
+
+        from neoproto.store.engine import StoreClient, StoreServer
+
+        self._job = ProcessJob({"hosts": 1})
+        hosts = self._job.state(cached_path=None).hosts
+        self._server = asyncio.run(
+            StoreServer.start(
+                procs=hosts.spawn_procs(per_host={"volumes": 1}),
+                index_procs=hosts.spawn_procs(per_host={"index": 1}),
+                name="bench",
+                strategy="host",
+                timeout_s=300,
+            )
+        )
+        # Only the stock client uses this one: its own volume and index, nothing of ours in between.
+        self._raw = asyncio.run(
+            StoreServer.start(
+                procs=hosts.spawn_procs(per_host={"volumes": 1}),
+                index_procs=hosts.spawn_procs(per_host={"index": 1}),
+                name="bench_raw",
+                strategy="host",
+                timeout_s=300,
+                sharing="off",
+            )
+        )
+        self.spec = self._server.spec()
+        self.client = StoreClient.attach(self.spec, host_id="0")
+        self.stock = self._raw.spec().stock_client()
+        self.loop = asyncio.new_event_loop()
+
+    def wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Run something of the stock client's."""
+
+        async def body() -> Any:
+            return await work()
+
+        return self.loop.run_until_complete(body())
+
+    def close(self) -> None:
+        self.client.close()
+        self.loop.close()
+        for server in (self._server, self._raw):
+            asyncio.run(server.close(20))
+        self._job.kill()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Of one call; what it returns is dropped afterwards."""
+    begin = time.perf_counter()
+    kept = work()
+    end = time.perf_counter()
+    del kept
+    return end - begin
+
+
+def side_by_side(repeats: int, **works: Callable[[], Any]) -> dict[str, float]:
+    """Median seconds of each, taken in turn."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def puts(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
+    """A large value: the first put, and steady state."""
+    client, stock = cluster.client, cluster.stock
+    value = torch.randint(0, 255, (mib * MIB,), dtype=torch.uint8)
+    target = torch.zeros(mib * MIB, dtype=torch.uint8)
+    refs: list[Any] = []
+
+    def ours() -> None:
+        refs.append(client.put(value))
+
+    def raw() -> None:
+        cluster.wait(lambda: stock.put("raw", value))
+
+    times: dict[str, list[float]] = {"memcpy": [], "ours": [], "raw": []}
+    for turn in range(repeats + 2):
+        times["memcpy"].append(seconds(lambda: target.copy_(value)))
+        times["ours"].append(seconds(ours))
+        client.delete(refs.pop())
+        if turn < 3:
+            times["raw"].append(seconds(raw))
+            cluster.wait(lambda: stock.delete("raw"))
+    first, first_raw = times["ours"][0], times["raw"][0]
+    yield Figure(
+        name=f"first_put_{mib}mib_vs_raw",
+        value=first_raw / first,
+        unit="times",
+        goal=">= 2",
+        detail={"ours_s": first, "raw_s": first_raw},
+    )
+    # From the third put on, this process has mapped the segment that is used again.
+    put, memcpy, slow = (
+        statistics.median(times[name][cut:]) for name, cut in (("ours", 2), ("memcpy", 2), ("raw", 0))
+    )
+    detail = {"gib_s": mib / 1024 / put, "memcpy_gib_s": mib / 1024 / memcpy, "raw_gib_s": mib / 1024 / slow}
+    yield Figure(
+        name=f"put_{mib}mib_vs_memcpy", value=memcpy / put, unit="times", goal=">= 0.4", detail=detail
+    )
+    yield Figure(name=f"put_{mib}mib_vs_raw", value=slow / put, unit="times", goal=">= 10")
+
+
+def gets(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
+    """By reference and by key, the first read, some rows."""
+    client = cluster.client
+    ref = client.put(torch.zeros(mib * MIB, dtype=torch.uint8), key="large")
+    asked = client.counters.gets - client.counters.gets_shared
+    by_ref = statistics.median(seconds(lambda: client.get(ref)) for _ in range(repeats * 3))
+    messages = client.counters.gets - client.counters.gets_shared - asked
+    yield Figure(
+        name=f"get_ref_{mib}mib", value=by_ref * 1e3, unit="ms", goal="<= 1", detail={"messages": messages}
+    )
+    keys = cluster.spec.index.keys
+    found = side_by_side(
+        repeats * 5,
+        call=lambda: cluster.wait(lambda: keys.call_one("none").as_asyncio()),
+        get=lambda: client.get("large"),
+    )
+    yield Figure(
+        name="get_by_key_vs_call_one",
+        value=found["get"] / found["call"],
+        unit="times",
+        goal="<= 1.5",
+        detail=found,
+    )
+
+    def read() -> Any:
+        return client.get(ref).view(torch.int64).sum()
+
+    warm = client.get(ref)
+    warm.view(torch.int64).sum()
+    found = side_by_side(repeats, first=read, warm=lambda: warm.view(torch.int64).sum())
+    yield Figure(
+        name=f"get_and_first_read_{mib}mib_vs_warm",
+        value=found["first"] / found["warm"],
+        unit="times",
+        goal="<= 3.5",
+    )
+    client.delete(ref)
+    column = client.put(torch.zeros(65536, 1024))
+    rows = np.sort(np.random.default_rng(0).choice(65536, 655, replace=False))
+    found = side_by_side(
+        repeats, some=lambda: client.get(column, rows=rows), all=lambda: client.get(column).clone()
+    )
+    yield Figure(
+        name="one_percent_of_rows_vs_all", value=found["some"] / found["all"], unit="ratio", goal="<= 0.05"
+    )
+    client.delete(column)
+
+
+def small(cluster: Cluster, repeats: int) -> Iterator[Figure]:
+    """Small values against stock TorchStore, and many at once."""
+    client, stock = cluster.client, cluster.stock
+    value = torch.zeros(1024)
+    names = iter(range(10**9))
+    found = side_by_side(
+        repeats * 5,
+        ours=lambda: client.put(value, key=f"o{next(names)}"),
+        raw=lambda: cluster.wait(lambda: stock.put(f"r{next(names)}", value)),
+    )
+    yield Figure(
+        name="small_put_vs_raw", value=found["ours"] / found["raw"], unit="times", goal="<= 0.8", detail=found
+    )
+    client.put(value, key="o")
+    cluster.wait(lambda: stock.put("r", value))
+    found = side_by_side(
+        repeats * 5, ours=lambda: client.get("o"), raw=lambda: cluster.wait(lambda: stock.get("r"))
+    )
+    yield Figure(
+        name="small_get_vs_raw", value=found["ours"] / found["raw"], unit="times", goal="<= 0.5", detail=found
+    )
+    many = [torch.full((4096,), float(i)) for i in range(200)]
+    refs: list[Any] = []
+    put_times, get_times = [], []
+    for _ in range(repeats):
+        put_times.append(seconds(lambda: refs.extend(client.put_batch(many))))
+        get_times.append(seconds(lambda: client.get_batch(refs)))
+        client.delete_batch(refs)
+        refs.clear()
+    for name, times in (("put", put_times), ("get", get_times)):
+        yield Figure(
+            name=f"batch_{name}_200x16kib", value=statistics.median(times) * 1e3, unit="ms", goal="<= 20"
+        )
+
+
+def batches(cluster: Cluster, repeats: int) -> Iterator[Figure]:
+    """Operations on a batch of 4,096 rows and 12 columns."""
+    client = cluster.client
+    with use_store(client):
+        batch = DataProto.from_dict({f"c{i}": torch.zeros(4096, 64) for i in range(12)})
+    order = torch.randperm(4096)
+    read = client.counters.gets
+
+    def operate() -> None:
+        whole = DataProto.concat(batch.chunk(8))
+        whole.select(["c0", "c1"])
+        whole.reorder(order)
+
+    value = statistics.median(seconds(operate) for _ in range(repeats * 3))
+    detail = {"reads": client.counters.gets - read}
+    yield Figure(name="batch_operations", value=value * 1e3, unit="ms", goal="<= 5", detail=detail)
+    batch.release()
+
+
+def ray_store(sizes: list[int], repeats: int) -> Iterator[Figure]:
+    """Ray's object store, where it is installed; nothing is claimed of it."""
+    try:
+        import ray  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    for mib in sizes:
+        put = functools.partial(ray.put, np.zeros(mib * MIB, dtype=np.uint8))
+        found = statistics.median(seconds(put) for _ in range(repeats))
+        yield Figure(name=f"ray_put_{mib}mib", value=mib / 1024 / found, unit="GiB/s")
+    ray.shutdown()
+
+
+def main() -> None:
+    """Measure, then report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="smaller values, for trying the script itself")
+    options = parser.parse_args()
+    sizes, largest = ([4], 16) if options.quick else ([64, 256], 1024)
+    cluster = Cluster()
+    figures: list[Figure] = []
+    with contextlib.closing(cluster):
+        for mib in sizes:
+            figures += puts(cluster, mib, options.repeats)
+        figures += gets(cluster, largest, options.repeats)
+        figures += small(cluster, options.repeats)
+        figures += batches(cluster, options.repeats)
+    figures += ray_store(sizes, options.repeats)
+    report("store", options.repeats, figures)
+
+
+if __name__ == "__main__":
+    main()

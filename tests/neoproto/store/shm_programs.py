@@ -1,0 +1,44 @@
+"""What other processes do in the shared-memory tests; run as `python -m … NAME ARGS`."""
+
+import pickle
+import sys
+import time
+
+import torch
+
+from neoproto.store.local import SharedVolume
+from neoproto.store.shm import Owner, Table
+
+
+def hold(prefix, ref_file):
+    """Read a value, say its sum, and keep it until killed."""
+    with open(ref_file, "rb") as file:
+        ref = pickle.load(file)
+    value = SharedVolume.open(prefix).read(ref)
+    print(int(value.sum()), flush=True)
+    time.sleep(60)
+    return value
+
+
+def begin_to_write(prefix, grant_file):
+    """Write half of a value, then wait to be killed."""
+    with open(grant_file, "rb") as file:
+        grant = pickle.load(file)
+    pen = SharedVolume.open(prefix).pen(grant)
+    place = pen.place((grant.nbytes,))
+    pen.write(place, (torch.ones(grant.nbytes // 2, dtype=torch.uint8),))
+    print("half", flush=True)
+    time.sleep(60)
+
+
+def own(prefix):
+    """Own a volume's files until killed."""
+    owner = Owner.claim(prefix)
+    table = Table.create(prefix)
+    print("owned", flush=True)
+    time.sleep(60)
+    return owner, table
+
+
+if __name__ == "__main__":
+    {"hold": hold, "begin_to_write": begin_to_write, "own": own}[sys.argv[1]](*sys.argv[2:])

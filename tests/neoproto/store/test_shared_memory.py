@@ -1,0 +1,349 @@
+"""Segments, locks and the table, with real files and small processes but no actors."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
+from neoproto.store import pool as pool_module
+from neoproto.store import shm
+from neoproto.store.base import ObjectRef
+from neoproto.store.codec import encode
+from neoproto.store.local import MAP_BYTES, SharedVolume, aligned, layout, total_bytes
+from neoproto.store.pool import SegmentPool, round_up
+from neoproto.store.values import Values, VolumeOptions, volume_ids
+
+MIB = 1 << 20
+
+
+class Host:
+    """A volume's files, and a process's view of them."""
+
+    def __init__(self, limit=64 * MIB, clock=None):
+        self.prefix = shm.volume_prefix(f"unit-{os.getpid()}")
+        self.owner = shm.Owner.claim(self.prefix)
+        self.table = shm.Table.create(self.prefix)
+        times = {} if clock is None else {"clock": clock}
+        self.pool = SegmentPool(self.prefix, self.table, limit, wait_s=0.1, **times)
+        self.view = SharedVolume.open(self.prefix)
+        self.generation = 100
+
+    def reserve(self, nbytes, slots=1):
+        return asyncio.run(self.pool.reserve(nbytes, slots))
+
+    def put(self, value):
+        info, parts = encode(value)
+        sizes = [part.numel() for part in parts]
+        grant = self.reserve(total_bytes([sizes]))
+        pen = self.view.pen(grant)
+        place = pen.place(sizes)
+        pen.write(place, parts)
+        self.generation += 1
+        self.view.publish([place.slot], [self.generation])
+        self.pool.commit(grant.token, [(place.slot, self.generation)])
+        pen.close()
+        return ObjectRef(
+            store="unit", key="k", volume="0", info=info, generation=self.generation, place=place
+        )
+
+    def free(self, ref):
+        self.pool.free(ref.place.slot)
+
+    @contextlib.contextmanager
+    def program(self, *args):
+        """A process of `shm_programs`, after its first line of output; killed in the end."""
+        command = [sys.executable, "-m", "tests.neoproto.store.shm_programs", *map(str, args)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.fixture
+def host():
+    host = Host()
+    yield host
+    host.owner.release()
+
+
+def big(fill, n=MIB):
+    return torch.full((n,), fill, dtype=torch.uint8)
+
+
+def test_a_value_is_mapped_and_belongs_to_the_reader(host):
+    ref = host.put(big(7))
+    one, two = host.view.read(ref), host.view.read(ref)
+    one[:] = 1
+    assert two.unique().tolist() == [7]
+    assert host.view.read(ref).unique().tolist() == [7]
+    assert one.unique().tolist() == [1]
+    assert one.untyped_storage().nbytes() == MIB
+
+
+def test_small_values_and_pickles_come_back(host):
+    values = [torch.arange(5), torch.empty(0), np.arange(6).reshape(2, 3), {"a": [torch.ones(2), "b"]}]
+    for value in values:
+        info, parts = encode(host.view.read(host.put(value)))
+        expected, bytes_put = encode(value)
+        assert info == expected
+        assert [part.tolist() for part in parts] == [part.tolist() for part in bytes_put]
+    assert host.view.holds == 0
+
+
+def test_rows_of_large_and_small_values(host):
+    for n in (100, 100_000):
+        ref = host.put(torch.arange(n * 2).reshape(n, 2))
+        assert host.view.read(ref, np.array([n - 1, 0, 0]))[:, 0].tolist() == [2 * n - 2, 0, 0]
+        assert host.view.read(ref, range(1, 3))[:, 1].tolist() == [3, 5]
+        with pytest.raises(ValueError, match="outside"):
+            host.view.read(ref, range(n, n + 1))
+    gc.collect()
+    assert host.view.holds == 0
+
+
+def test_a_segment_is_reused_only_when_no_reader_holds_it(host):
+    ref = host.put(big(1))
+    held = host.view.read(ref)
+    part = held[10:20]
+    del held
+    host.free(ref)
+    with pytest.raises(KeyMissing):
+        host.view.read(ref)
+    other = host.put(big(2))
+    assert other.place.segment != ref.place.segment
+    assert part.tolist() == [1] * 10
+    del part
+    assert host.view.holds == 0
+    assert host.put(big(3)).place.segment == ref.place.segment
+    with pytest.raises(KeyMissing):
+        host.view.read(ref)
+
+
+def test_a_killed_reader_counts_as_gone(host, tmp_path):
+    ref = host.put(big(1))
+    (tmp_path / "ref").write_bytes(pickle.dumps(ref))
+    with host.program("hold", host.prefix, tmp_path / "ref") as (process, told):
+        assert told == str(MIB)
+        host.free(ref)
+        assert host.put(big(2)).place.segment != ref.place.segment
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert host.put(big(3)).place.segment == ref.place.segment
+
+
+def test_a_killed_writer_takes_nothing_along(tmp_path):
+    now = [0.0]
+    host = Host(clock=lambda: now[0])
+    grant = host.reserve(2 * MIB)
+    (tmp_path / "grant").write_bytes(pickle.dumps(grant))
+    with host.program("begin_to_write", host.prefix, tmp_path / "grant") as (process, told):
+        assert told == "half"
+        now[0] = 1000.0
+        host.pool.reap()
+        assert host.pool.stats().reservations == 1  # it lives, however slow
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    host.pool.reap()
+    assert host.pool.stats().taken_back == 1
+    assert host.reserve(2 * MIB).segment == grant.segment
+    with pytest.raises(StoreError, match="taken back"):
+        host.view.pen(grant)
+    with pytest.raises(StoreError, match="taken back"):
+        host.pool.commit(grant.token, [(grant.slots[0], 5)])
+    host.owner.release()
+
+
+def test_a_value_announced_by_a_writer_that_died_stays_until_deleted():
+    now = [0.0]
+    host = Host(clock=lambda: now[0])
+    grant = host.reserve(100)
+    host.view.publish(grant.slots, [55])
+    now[0] = 1000.0
+    host.pool.reap()
+    assert host.table.words[grant.slots[0]] == 55
+    assert not host.pool.frees_value(grant.slots[0], 54)
+    assert host.pool.frees_value(grant.slots[0], 55)
+    assert host.pool.stats().idle_segments == 1
+    host.owner.release()
+
+
+def test_the_bound_holds_and_idle_segments_make_room(host):
+    refs = [host.put(big(i, 20 * MIB)) for i in range(3)]
+    with pytest.raises(StoreFull, match="at most 67108864 bytes"):
+        host.put(big(9, 20 * MIB))
+    with pytest.raises(StoreFull):
+        host.put(big(9, 65 * MIB))
+    assert [int(host.view.read(ref)[0]) for ref in refs] == [0, 1, 2]
+    host.free(refs[0])
+    host.free(refs[1])
+    whole = host.put(big(5, 40 * MIB))
+    assert int(host.view.read(whole)[-1]) == 5
+    assert host.pool.stats().held_bytes <= 64 * MIB
+    assert sum(os.stat(f"/dev/shm/{n}").st_blocks * 512 for n in names(f"{host.prefix}.s")) <= 64 * MIB
+
+
+def test_a_reader_that_lets_go_makes_room_for_a_put_that_waits(host):
+    ref = host.put(big(1, 40 * MIB))
+    held = [host.view.read(ref)]
+    host.free(ref)
+    host.pool.wait_s = 5.0
+    threading.Timer(0.2, held.clear).start()
+    assert int(host.view.read(host.put(big(2, 50 * MIB)))[0]) == 2
+
+
+def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host, monkeypatch):
+    monkeypatch.setattr(pool_module, "_free_bytes", lambda: pool_module.MARGIN + MIB)
+    assert host.put(big(1, MIB))
+    with pytest.raises(StoreFull, match="has 68157440 left"):
+        host.put(big(1, 2 * MIB))
+    assert host.pool.stats().segments == 1
+
+
+def test_a_reader_racing_with_reuse_sees_whole_values_only(host):
+    stop, wrong, seen = threading.Event(), [], [0]
+    current = [host.put(torch.full((MAP_BYTES // 8 + 10,), 0)), host.put(torch.full((50,), 0))]
+
+    def read():
+        while not stop.is_set():
+            for ref in list(current):
+                with contextlib.suppress(KeyMissing):
+                    value = host.view.read(ref)
+                    seen[0] += 1
+                    if (value != value[0]).any():
+                        wrong.append(value)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for i in range(1, 300):
+        for at, n in enumerate((MAP_BYTES // 8 + 10, 50)):
+            old, current[at] = current[at], host.put(torch.full((n,), i))
+            host.free(old)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+    assert seen[0] > 50
+    assert host.pool.stats().segments < 12
+
+
+def test_forked_children_keep_what_they_inherited(host):
+    ref = host.put(big(4))
+    value = host.view.read(ref)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read_end, 1)
+        os._exit(0 if int(value.sum()) == 4 * MIB else 1)
+    del value
+    host.free(ref)
+    assert host.put(big(5)).place.segment != ref.place.segment
+    os.write(write_end, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    assert host.put(big(6)).place.segment == ref.place.segment
+    os.close(read_end)
+    os.close(write_end)
+
+
+def names(prefix):
+    return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+
+
+def test_a_sweep_removes_what_dead_owners_left_and_no_more(host):
+    dead = shm.volume_prefix(f"unit-{os.getpid()}")
+    with host.program("own", dead) as (process, told):
+        assert told == "owned"
+        assert dead not in shm.sweep_dead_owners()
+        assert len(names(dead)) == 2
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert dead in shm.sweep_dead_owners()
+    assert names(dead) == []
+    assert len(names(host.prefix)) == 2
+
+
+def test_layout_keeps_parts_and_large_values_aligned():
+    assert layout([3, 0, 5]) == ([0, 64, 64], 69)
+    assert layout([]) == ([], 0)
+    assert aligned(1, 10) == 64
+    assert aligned(1, MAP_BYTES) == shm.PAGE
+    assert total_bytes([[10], [MAP_BYTES]]) == shm.PAGE + MAP_BYTES
+    for n in (0, 1, 4096, 4097, 10**6, 2**28, 2**28 + 1):
+        assert n <= round_up(n) <= n + max(n // 8, 2 * shm.PAGE)
+        assert round_up(n) % shm.PAGE == 0
+
+
+def values(clock, shared=True):
+    options = VolumeOptions(
+        store=f"unit-{os.getpid()}", shared_memory=shared, limit_bytes=8 * MIB, volumes_on_host=1
+    )
+    return Values(options, clock)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_leases_hold_up_deletion_and_expire(shared):
+    from neoproto.store.wire import Sent, Wanted, to_blobs
+
+    now = [0.0]
+    held = values(lambda: now[0], shared)
+    info, parts = encode(torch.arange(3))
+    for generation in (1, 2):
+        asyncio.run(held.keep([Sent(key="k", generation=generation, info=info, blobs=to_blobs(parts))]))
+
+    def there(generation):
+        return held.read(Wanted(key="k", generation=generation, rows=None)).info is not None
+
+    held.lease("k", 1, "a", 10.0)
+    held.lease("k", 1, "b", 20.0)
+    held.drop("k", 1)
+    held.drop("k", 2)
+    assert (there(1), there(2)) == (True, False)
+    with pytest.raises(KeyMissing):
+        held.lease("k", 1, "c", 10.0)
+    with pytest.raises(KeyMissing):
+        held.lease("k", 2, "c", 10.0)
+    held.end_lease("k", 1, "a")
+    now[0] = 15.0
+    held.lease("k", 1, "b", 20.0)
+    assert held.stats()["deferred_deletions"] == 1
+    now[0] = 36.0  # its holder died
+    assert held.stats()["objects"] == 0
+    assert not there(1)
+    held.close()
+    held.close()
+    assert names(held.prefix) == [] if shared else True
+
+
+def test_closed_volumes_say_so_to_readers_of_their_memory():
+    host = Host()
+    ref = host.put(big(1))
+    small = host.put(1)
+    kept = host.view.read(ref)
+    host.table.mark_closed()
+    host.pool.close()
+    host.owner.release()
+    for gone in (ref, small):
+        with pytest.raises(StoreClosed):
+            host.view.read(gone)
+    assert int(kept.sum()) == MIB
+    assert SharedVolume.open(host.prefix) is None
+
+
+def test_volume_ids_follow_the_strategy():
+    assert volume_ids("host", ["a", "b"], 2) == ["a", "b"]
+    assert volume_ids("local_rank", ["a"], 2) == ["a:0", "a:1"]
+    with pytest.raises(ValueError, match="do not fit"):
+        volume_ids("host", ["a"], 2)

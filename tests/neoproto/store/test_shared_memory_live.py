@@ -1,0 +1,164 @@
+"""Shared memory under real processes: messages, leftovers, deaths, two hosts. Each test passes alone."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from neoproto.errors import KeyMissing, StoreError, StoreFull
+from neoproto.store import shm
+from tests.neoproto.store.test_engine_live import Cluster
+
+pytestmark = pytest.mark.live
+
+MIB = 1 << 20
+SOAK_S = float(os.environ.get("NEOPROTO_SOAK_S", "20"))
+
+
+@pytest.fixture
+def cluster(request):
+    cluster = Cluster(**getattr(request, "param", {}))
+    yield cluster
+    cluster.close()
+    assert files(cluster) == []
+
+
+def files(cluster):
+    prefixes = tuple(cluster.spec.memory.values())
+    return [name for name in os.listdir(shm.SHM_DIR) if name.startswith(prefixes)]
+
+
+def segments(cluster):
+    return [name for name in files(cluster) if ".s" in name]
+
+
+def messages(cluster):
+    return cluster.client.counters.gets - cluster.client.counters.gets_shared
+
+
+def test_references_are_read_without_messages_and_segments_recycled(cluster):
+    client = cluster.client
+    for i in range(5):
+        refs = [client.put(torch.full((n,), i)) for n in (10, MIB)]
+        for ref in refs:
+            value = client.get(ref)
+            assert value.unique().tolist() == [i]
+            assert cluster.on(1, "run", "get", ref, rows=range(3)).tolist() == [i] * 3
+        del value
+        client.delete_batch(refs)
+    assert messages(cluster) == 0
+    assert len(segments(cluster)) == 2
+    assert cluster.on(1, "stats")["gets_shared"] == 10
+    found = client.stats(run=True)
+    assert (found["objects"], found["made"], found["reused"]) == (0, 2, 4)
+    assert client.stats()["bytes_in"] == 5 * 8 * (MIB + 10)
+
+
+@pytest.mark.parametrize("cluster", [{"limit_bytes": 8 * MIB}], indirect=True)
+def test_a_full_store_says_so_and_keeps_nothing(cluster):
+    client = cluster.client
+    kept = client.put(torch.ones(4 * MIB, dtype=torch.uint8))
+    with pytest.raises(StoreFull, match="at most 8388608"):
+        client.put(torch.ones(6 * MIB, dtype=torch.uint8), key="k")
+    with pytest.raises(StoreFull):
+        client.put_batch([torch.ones(3 * MIB, dtype=torch.uint8)] * 2)
+    with pytest.raises(KeyMissing):
+        client.get("k")
+    assert int(client.get(kept).sum()) == 4 * MIB
+    client.delete(kept)
+    assert int(client.get(client.put(torch.ones(6 * MIB, dtype=torch.uint8)))[-1]) == 1
+    assert client.stats(run=True)["reservations"] == 0
+
+
+def test_snapshots_outlive_deletion_and_not_their_holder(cluster):
+    client = cluster.client
+    first = client.put(torch.arange(3), key="k")
+    assert cluster.on(0, "snapshot", "k", 60.0) == first
+    client.delete("k")
+    assert client.get(first).tolist() == [0, 1, 2]
+    with pytest.raises(KeyMissing):
+        client.get("k")
+    with client.snapshot(client.put(1, key="other")) as other:
+        assert other.get() == 1
+        client.delete("other")
+        assert client.stats(run=True)["leases"] == 2
+    cluster.on(0, "release")
+    with pytest.raises(KeyMissing):
+        client.get(first)
+    second = client.put(torch.arange(4))
+    cluster.on(1, "snapshot", second, 3.0)
+    time.sleep(5.0)  # renewed meanwhile
+    pid = cluster.on(1, "hold", second)
+    client.delete(second)
+    assert client.stats(run=True)["deferred_deletions"] == 1
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    assert client.stats(run=True)["objects"] == 0
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("cluster", [{"hosts": 2, "host_ids": ["0", "1"], "sharing": "host"}], indirect=True)
+def test_two_hosts_have_a_volume_each_and_reach_each_others_rows(cluster):
+    assert cluster.homes == ["0", "1"]
+    client = cluster.client
+    ref = cluster.on(1, "run", "put", torch.arange(40_000).reshape(20_000, 2))
+    assert ref.volume == "1"
+    rows = np.array([5, 19_999, 5])
+    sent = client.counters.bytes_out
+    for _ in range(2):
+        assert client.get(ref, rows=rows)[:, 0].tolist() == [10, 39_998, 10]
+    assert client.counters.bytes_out - sent == 2 * 16
+    assert (client.stats()["cache_hits"], client.stats()["cache_misses"]) == (2, 2)
+    assert torch.equal(client.get(ref), torch.arange(40_000).reshape(20_000, 2))
+    assert cluster.on(1, "stats")["gets"] == 0
+    cluster.on(1, "run", "get", ref)
+    assert cluster.on(1, "stats")["gets_shared"] == 1
+    cluster.on(1, "run", "put", {"x": torch.ones(3)}, key="k")
+    assert client.get("k")["x"].tolist() == [1, 1, 1]
+    client.put(np.arange(4), key="k")
+    assert cluster.on(1, "run", "get", "k").tolist() == [0, 1, 2, 3]
+    client.delete(ref)
+    with pytest.raises(KeyMissing):
+        client.get(ref, rows=rows)
+    assert client.stats(run=True)["volumes"] == 2
+
+
+def test_a_volume_that_died_leaves_nothing_and_says_so(cluster):
+    client = cluster.client
+    held = client.get(client.put(torch.ones(MIB)))
+    (owner,) = [name for name in files(cluster) if name.endswith(".owner")]
+    os.kill(lock_holder(shm.path_of(owner)), signal.SIGKILL)
+    with pytest.raises(StoreError):
+        client.put(torch.ones(MIB))
+    assert int(held.sum()) == MIB
+    assert files(cluster)
+    assert set(shm.sweep_dead_owners()) >= set(cluster.spec.memory.values())
+    assert files(cluster) == []
+
+
+def lock_holder(path):
+    """The process that locks a file."""
+    inode = str(os.stat(path).st_ino)
+    with open("/proc/locks") as file:
+        lines = [line.split() for line in file]
+    return int(next(line[4] for line in lines if line[5].split(":")[-1] == inode))
+
+
+@pytest.mark.parametrize("cluster", [{"workers": 4, "limit_bytes": 1024 * MIB}], indirect=True)
+def test_soak(cluster):
+    asked = [cluster.workers.slice(hosts=0, gpus=rank).soak.call_one(SOAK_S) for rank in range(4)]
+    found = [one.get(SOAK_S + 120) for one in asked]
+    assert sum(one["wrong"] for one in found) == 0
+    for one in found:
+        assert one["rounds"] > SOAK_S
+        grown = [after - before for before, after in zip(one["before"], one["after"], strict=True)]
+        assert grown[0] < 64, found
+        assert grown[1] < 16, found
+    stats = cluster.client.stats(run=True)
+    assert stats["objects"] == 0
+    assert stats["held_bytes"] <= 1024 * MIB
+    assert stats["reused"] > stats["made"]
+    assert len(segments(cluster)) == stats["segments"]

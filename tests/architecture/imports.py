@@ -44,7 +44,7 @@ ONLY_NAMES: dict[tuple[str, str], frozenset[str]] = {
 # Package -> the only layers that may import it. Benchmarks measure against the bare thing, side by side.
 ONLY_IN: dict[str, frozenset[str]] = {
     "monarch": frozenset({"meshes", "actors", "neoproto.store", "scripts"}),
-    "torchstore": frozenset({"neoproto.store", "scripts"}),
+    "torchstore": frozenset({"neoproto.store"}),
     "vllm": frozenset({"actors"}),
 }
 # Layer -> packages that it must do without: a configuration is read before anything heavy is.

@@ -120,7 +120,11 @@ class Judge:
                 return await self._built_in(sample, clock)
             async with clock:
                 returned = await self._call_custom(self._custom, sample)
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise self._blame(sample, f"raised {self._place(error)}") from error  # nobody asked it to stop
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a judge's exit must not end the worker
             if isinstance(error, TimeoutError) and clock.expired():
                 raise self._blame(sample, f"took longer than reward.timeout_s={limit:g}") from error
             raise self._blame(sample, f"raised {self._place(error)}") from error

@@ -17,6 +17,7 @@ from neoproto.errors import ConfigError
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _FIELD = "reward.custom_reward_function"
+_LARGEST_SCORE = 3e38  # scores travel as float32
 
 
 def load_reward_function(path: str | Path, name: str = "compute_score") -> Callable[..., Any]:
@@ -115,9 +116,14 @@ def _number(value: Any, what: str) -> float:
         value = value.item()
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{what} {_shown(value)} ({type(value).__name__}), not a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{what} {_shown(value)}, which is too large") from None
     if not math.isfinite(number):
         raise ValueError(f"{what} {number}, which is not finite")
+    if abs(number) > _LARGEST_SCORE:
+        raise ValueError(f"{what} {number}, which is too large")
     return number
 
 

@@ -170,7 +170,12 @@ def _json_rows(path: Path, name: str, problems: _Problems) -> Iterator[_RawRow]:
             origin = f"{path}:{number}"
             try:
                 values = json.loads(line.decode("utf-8"))
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                if b"\\u" in line:  # an escaped half of a surrogate pair is legal JSON, and no text
+                    json.dumps(values, ensure_ascii=False).encode("utf-8")
+            except UnicodeEncodeError:
+                problems.add(f"{origin}: not Unicode text: half of a surrogate pair (\\ud800 to \\udfff)")
+                values = _UNREADABLE
+            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
                 problems.add(f"{origin}: not a JSON object on one line: {_first_line(error)}")
                 values = _UNREADABLE
             yield _RawRow(values=values, uid=f"{name}:{number}", origin=origin)

@@ -95,7 +95,12 @@ def test_samples_overlap_up_to_the_limit(tmp_path: Path, kind: str) -> None:
         ("return 1 / 0", "raised line 3: ZeroDivisionError: division by zero"),
         ("return 'good'", "it returned 'good' (str), not a number"),
         ("return float('nan')", "it returned nan, which is not finite"),
+        ("return 1e300", "it returned 1e+300, which is too large"),
+        ("return 10**400", "000…, which is too large"),
         ("raise TimeoutError('of its own')", "raised line 3: TimeoutError: of its own"),
+        ("raise SystemExit(3)", "raised line 3: SystemExit: 3"),
+        ("raise KeyboardInterrupt", "raised line 3: KeyboardInterrupt"),
+        ("import asyncio; raise asyncio.CancelledError", "raised line 3: CancelledError"),
     ],
 )
 def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, body: str, said: str) -> None:

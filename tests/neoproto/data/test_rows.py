@@ -118,6 +118,13 @@ def test_a_malformed_row_is_named_by_file_line_and_field(tmp_path: Path, bad: An
     assert said in problem
 
 
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "a.jsonl", row("\U0001f389 é"), row(reward_model={"ground_truth": "\ud800"})
+    )
+    assert problems(path) == (f"{path}:2: not Unicode text: half of a surrogate pair (\\ud800 to \\udfff)",)
+
+
 def test_problems_come_together_and_are_capped(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", *[row(data_source=7) for _ in range(25)])
     found = problems(path)

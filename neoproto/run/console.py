@@ -97,8 +97,10 @@ def step_line(metrics: Mapping[str, float]) -> str:
     parts = [
         f"score {metrics['critic/score/mean']:.3f}",
         f"length {metrics['response_length/mean']:.1f}",
-        f"pg_loss {metrics['actor/pg_loss']:+.4f}",
     ]
+    # With algorithm.truncated=mask a step may have no token to train on, and then no losses.
+    trained = "actor/pg_loss" in metrics
+    parts.append(f"pg_loss {metrics['actor/pg_loss']:+.4f}" if trained else "nothing to train on")
     if "critic/vf_loss" in metrics:
         parts.append(f"vf_loss {metrics['critic/vf_loss']:.4f}")
     parts.append(f"{metrics['perf/throughput']:,.0f} tok/s")

@@ -59,6 +59,11 @@ def test_the_critics_loss_is_shown_where_there_is_a_critic() -> None:
     assert "vf_loss" not in step_line(METRICS)
 
 
+def test_a_step_that_trained_on_nothing_says_so() -> None:
+    masked = {name: value for name, value in METRICS.items() if name != "actor/pg_loss"}
+    assert "length 5.2  nothing to train on  12,346 tok/s" in step_line(masked)
+
+
 def test_on_a_terminal_the_steps_share_one_live_line() -> None:
     console, text = terminal()
     with console.steps(80):

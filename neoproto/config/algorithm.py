@@ -12,7 +12,7 @@ VERL_KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 """verl's names of the estimators, and ours (Schulman, "Approximating KL divergence")."""
 
 
-def _kl_name(value: Any) -> Any:
+def kl_name(value: Any) -> Any:
     return VERL_KL_NAMES.get(value, value) if isinstance(value, str) else value
 
 
@@ -47,7 +47,7 @@ class AlgorithmConfig(Section):
     after the last token (gae only); zero = it is worth nothing; mask = the row is left out of every loss."""
     use_kl_in_reward: bool = False
     """Subtract a KL penalty to the reference model from each token's reward."""
-    kl_penalty: Annotated[Literal["k1", "k2", "k3", "abs"], BeforeValidator(_kl_name)] = "k1"
+    kl_penalty: Annotated[Literal["k1", "k2", "k3", "abs"], BeforeValidator(kl_name)] = "k1"
     """Estimator of that penalty; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
     kl_ctrl: KlCtrlConfig = KlCtrlConfig()
     """Weight of that penalty."""

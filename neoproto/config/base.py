@@ -30,6 +30,9 @@ def _as_strings(value: Any) -> Any:
 AsTuple = BeforeValidator(_as_tuple)
 """YAML has lists, frozen sections have tuples."""
 
+AsStrings = BeforeValidator(_as_strings)
+"""The same, where a single string stands for a list of one."""
+
 Strings = Annotated[tuple[str, ...], BeforeValidator(_as_strings, json_schema_input_type=str | list[str])]
 """One string, or a list of them."""
 

@@ -20,7 +20,7 @@ class TaskConfig(Section):
     """Questions held out for validation; none of them is ever trained on. 0 = no validation set."""
     seed: int = 0
     """Seed of the generator: which questions exist, and how they are split."""
-    options: dict[str, Any] = Field(default_factory=lambda: {"min_word_len": 3, "max_word_len": 4})
+    options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the task's own configuration, handed over as they are."""
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from neoproto.config.algorithm import kl_name
 from neoproto.config.base import Count, Fraction, NonNegative, Positive, Section, Share, Size
 from neoproto.config.optim import OptimConfig
 
@@ -89,8 +90,8 @@ class ActorConfig(Section):
     """Add a KL term to the reference model to the loss."""
     kl_loss_coef: NonNegative = 0.001
     """Weight of that term."""
-    kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that term."""
+    kl_loss_type: Annotated[Literal["k1", "k2", "k3"], BeforeValidator(kl_name)] = "k3"
+    """Estimator of that term; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
     grad_clip: Positive = 1.0
     """Bound on the global gradient norm."""
     optim: OptimConfig = OptimConfig()

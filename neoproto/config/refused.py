@@ -28,7 +28,7 @@ REFUSED_KEYS: dict[str, str] = {
     "multi_turn": "a rollout is one turn; remove it",
     "agent": "a rollout is one turn, there is no agent loop; remove it",
     "mode": "generation is always asynchronous inside the engine; remove it",
-    "free_cache_engine": "the engine sleeps and wakes by itself where it shares a GPU; remove it",
+    "free_cache_engine": "the engine keeps its cache; size it with rollout.gpu_memory_utilization, remove it",
     "load_format": "the engine starts from the model folder, then follows the policy; remove it",
     "ignore_eos": "a response always ends at the end-of-sequence token; remove it",
     "calculate_log_probs": "log-probs are always taken at sampling; remove it",
@@ -47,6 +47,14 @@ REFUSED_KEYS: dict[str, str] = {
     "log_val_generations": "all samples are in the run's folder, validation/step_N.jsonl; remove it",
     "balance_batch": "rows are dealt to ranks in order; remove it",
     "critic_warmup": "policy and critic train from the first step; remove it",
+    "prompt_key": "the column is called prompt; rename it in the data",
+    "reward_fn_key": "the column is called data_source; rename it in the data",
+    "engine_kwargs": "the engine takes what rollout.* names; environment goes into rollout.env",
+    "max_num_batched_tokens": "set rollout.max_num_seqs instead",
+    "hybrid_engine": "policy and rollout are always groups of their own; remove it",
+    "val_only": "there is no validation without training yet; remove it",
+    "reward_kwargs": "read what the function needs from extra_info; remove it",
+    "filter_groups": "groups without differences train nothing and are not replaced; remove it",
     "ray_init": "the control plane is Monarch; its options are in runtime.monarch",
     "ray_kwargs": "the control plane is Monarch; its options are in runtime.monarch",
 }
@@ -63,6 +71,8 @@ REFUSED_VALUES: dict[str, str] = {
     "actor_rollout_ref.model.trust_remote_code": "code in model folders is not run; use an architecture that "
     "transformers and vllm know",
     "trainer.mode": "the only mode is sync; separate_async and decoupled_async are not there yet",
+    "runtime.monarch.job_mode": "the only mode is process, private hosts on this machine; "
+    "running on a job of `monarch apply` is not there yet",
     "trainer.save_freq": "there are no checkpoints while training yet, only the final model; set it to -1",
     "trainer.resume_mode": "there are no checkpoints to resume from yet; set it to disable",
 }

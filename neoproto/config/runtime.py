@@ -25,8 +25,8 @@ class ObjectStoreConfig(Section):
 class MonarchConfig(Section):
     """Options of the Monarch backend."""
 
-    job_mode: Literal["process", "current"] = "process"
-    """process = private hosts on this machine; current = the job of `monarch apply` in this folder."""
+    job_mode: Literal["process"] = "process"
+    """process = private hosts on this machine, ended with the run."""
     object_store: ObjectStoreConfig = ObjectStoreConfig()
     """The store."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import AsTuple, Count, Seconds, Section
+from neoproto.config.base import AsStrings, Count, Seconds, Section
 
 Logger = Literal["console", "jsonl", "tensorboard"]
 Interval = Annotated[int, Field(ge=-1)]
@@ -50,7 +50,7 @@ class TrainerConfig(Section):
     """Validate the untrained policy too, where there is a validation set."""
     test_freq: Interval = -1
     """Validate after every so many steps; -1 or 0 = at the end only."""
-    logger: Annotated[tuple[Logger, ...], AsTuple] = ("console", "jsonl")
+    logger: Annotated[tuple[Logger, ...], AsStrings] = ("console", "jsonl")
     """Where metrics go: the terminal, metrics.jsonl, TensorBoard's event files."""
     project_name: Annotated[str, Field(min_length=1)] = "neoproto"
     """First folder level below `default_local_dir`."""

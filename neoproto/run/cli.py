@@ -23,7 +23,8 @@ shipped configurations: {", ".join(CONFIG_NAMES)}
 examples:
   python -m neoproto.run --config-name ppo_monarch
   python -m neoproto.run --config-name ppo_monarch trainer.total_training_steps=20 data.train_batch_size=32
-  python -m neoproto.run --config-name grpo_monarch actor_rollout_ref.model.path=/models/my-model
+  python -m neoproto.run --config-name grpo_monarch actor_rollout_ref.model.path=/models/my-model \\
+      actor_rollout_ref.actor.optim.lr=1e-6     (the default rate suits the tiny model only)
   python -m neoproto.run --config-name ppo_monarch data=files data.train_files=a.jsonl data.val_files=b.jsonl
   python -m neoproto.run --config-dir my_configs --config-name my_ppo
   python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)

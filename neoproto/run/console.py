@@ -125,7 +125,7 @@ def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
     first, last = result.first_validation, result.last_validation
     for name in core_scores(last):
         before = f"{first[name]:.3f}" if name in first else "–"
-        table.add_row(escape(f"{short_name(name)} (exact match)"), before, f"{last[name]:.3f}")
+        table.add_row(escape(f"{short_name(name)} accuracy"), before, f"{last[name]:.3f}")
     table.add_section()
     rows: dict[str, Any] = {
         "steps": f"{result.steps:,}",

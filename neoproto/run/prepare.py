@@ -6,7 +6,7 @@ configuration ─> stack ─> reward function ─> rows ─> model folder ─> t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +102,27 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         total_steps=steps,
         pad_token_id=int(tokenizer.pad_token_id),
         eos_token_ids=eos_token_ids(model_dir, tokenizer),
-        notes=data_notes("training", train) + (data_notes("validation", validation) if validation else ()),
+        notes=tuple(notes(config, rows, train, validation, steps)),
     )
+
+
+def notes(
+    config: RunConfig, rows: Rows, train: EncodedPrompts, validation: EncodedPrompts | None, steps: int
+) -> Iterator[str]:
+    """What a person should know of a run before it starts."""
+    data = config.data
+    epochs = steps * data.train_batch_size / len(train)
+    yield (
+        f"{steps} steps of {data.train_batch_size} prompts x {config.actor_rollout_ref.rollout.n} samples: "
+        f"{epochs:.2g} epochs of {len(train):,} prompts"
+    )
+    if data.train_files is None and len(rows.train) < data.task.size:
+        yield f"{data.task.name} gave only {len(rows.train):,} of {data.task.size:,} training questions"
+    if data.train_files is not None and config.actor_rollout_ref.model.path is None:
+        yield "actor_rollout_ref.model.path is null: the tiny model, warm-started on these files, is trained"
+    yield from data_notes("training", train)
+    if validation is not None:
+        yield from data_notes("validation", validation)
 
 
 def check_reward_function(config: RunConfig) -> None:
@@ -124,7 +143,15 @@ def load_rows(config: RunConfig) -> Rows:
         return Rows(train=train, val=val)
     from neoproto.data.tasks import load_task
 
-    task = load_task(data.task.name, data.task.size, data.task.seed, data.task.options, data.task.val_size)
+    own_scorer = config.reward.name == "reasoning_gym"
+    task = load_task(
+        data.task.name,
+        data.task.size,
+        data.task.seed,
+        data.task.options,
+        data.task.val_size,
+        reward_style="reasoning_gym" if own_scorer else "exact_match",
+    )
     return Rows(
         train=rows_from_dicts(task.train, name=f"{data.task.name} train"),
         val=rows_from_dicts(task.val, name=f"{data.task.name} val"),

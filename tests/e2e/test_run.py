@@ -51,6 +51,7 @@ def screen(steps: int, sources: tuple[str, ...], notes: tuple[str, ...] = (), ma
         *(["preparing the built-in model (made once, then cached) …"] if made else []),
         "tokenising prompts …",
         r"run folder: \S+",
+        rf"note: \d+ steps of \d+ prompts x \d+ samples: {NUMBER} epochs of {NUMBER} prompts",
         *notes,
         "starting hosts and store …",
         "Topology",

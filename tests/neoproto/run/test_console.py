@@ -96,8 +96,8 @@ def test_the_final_table_says_before_and_after_steps_tokens_and_seconds_by_phase
     console.finish(RESULT, Path("/runs/x"), Path("/runs/x/model"))
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.getvalue().splitlines()]
     for row in (
-        ["words greedy (exact match)", "0.500", "0.900"],
-        ["words mean@1 (exact match)", "–", "0.750"],
+        ["words greedy accuracy", "0.500", "0.900"],
+        ["words mean@1 accuracy", "–", "0.750"],
         ["steps", "", "80"],
         ["samples", "", "20,480"],
         ["tokens", "", "1,234,567"],

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from neoproto.config import RunConfig
+from neoproto.data.prompts import EncodedPrompts
 from neoproto.errors import ConfigError
 from neoproto.run.compose import compose_run
-from neoproto.run.prepare import PreparedRun, eos_token_ids, load_rows, model_folder, prepare
+from neoproto.run.prepare import PreparedRun, Rows, eos_token_ids, load_rows, model_folder, notes, prepare
 from tests.neoproto.run.inputs import json_lines, overrides, parquet, row, words
 from tests.neoproto.run.inputs import model_folder as make_model_folder
 
@@ -39,7 +40,7 @@ def test_files_and_folder_become_a_run(model: Path, train_file: Path) -> None:
     assert run.loader.steps_per_epoch == 2
     assert run.validation is None
     assert (run.pad_token_id, run.eos_token_ids) == (0, (2,))
-    assert run.notes == ()
+    assert run.notes == ("80 steps of 4 prompts x 4 samples: 40 epochs of 8 prompts",)
 
 
 def test_a_parquet_file_gives_the_same_prompts_as_json_lines(
@@ -76,13 +77,13 @@ def test_validation_prompts_are_encoded_like_the_others(
     run = prepared(model, train_file, f"data.val_files={held_out}", "data.truncation=filter")
     assert run.validation is not None
     assert len(run.validation) == 3
-    assert run.notes == ("1 validation prompts longer than data.max_prompt_length were left out",)
+    assert run.notes[1:] == ("1 validation prompts longer than data.max_prompt_length were left out",)
 
 
 def test_what_happened_to_long_prompts_is_said_of_both_sets(model: Path, tmp_path: Path) -> None:
     files = [json_lines(tmp_path / name, [*words(4), row("x" * 20)]) for name in ("a.jsonl", "b.jsonl")]
     run = prepared(model, files[0], f"data.val_files={files[1]}", "data.truncation=left")
-    assert run.notes == (
+    assert run.notes[1:] == (
         "1 training prompts were cut to data.max_prompt_length",
         "1 validation prompts were cut to data.max_prompt_length",
     )
@@ -164,3 +165,29 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     config = task_config("actor_rollout_ref.model.tiny.max_sft_steps=0")
     with pytest.raises(ConfigError, match=f"the model cache {tmp_path}/file/models cannot be written"):
         model_folder(config, load_rows(config), Stages())
+
+
+def encoded(config: RunConfig) -> tuple[Rows, EncodedPrompts]:
+    rows = load_rows(config)
+    return rows, EncodedPrompts(
+        rows=tuple(rows.train),
+        token_ids=tuple((1,) for _ in rows.train),
+        filtered=0,
+        truncated=0,
+        max_prompt_length=4,
+        pad_token_id=0,
+    )
+
+
+def test_the_built_in_model_on_own_files_is_said(train_file: Path) -> None:
+    config = compose_run("ppo_monarch", ["data=files", f"data.train_files={train_file}"])
+    said = list(notes(config, *encoded(config), None, 3))
+    assert any("warm-started on these files" in note for note in said)
+
+
+def test_a_task_with_fewer_questions_is_said_and_may_be_judged_by_its_own_scorer() -> None:
+    few = ["data.task.options.max_word_len=3", "data.task.val_size=50", "reward.name=reasoning_gym"]
+    config = compose_run("ppo_monarch", few)
+    rows, prompts = encoded(config)
+    assert {row.reward_model["style"] for row in rows.train} == {"reasoning_gym"}
+    assert any("gave only" in note for note in notes(config, rows, prompts, None, 3))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
+from neoproto.runtime.backend import GroupRequest, ProcessGroup, RuntimeBackend
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.center import CallCenter
 from neoproto.runtime.deadline import deadline_after
@@ -278,6 +279,19 @@ def shut_down(members: Members, center: CallCenter, *, drain_s: float, stop_s: f
         members.processes.stop(stop_s)
     else:
         members.processes.kill()
+
+
+def spawn_processes(backend: RuntimeBackend, request: GroupRequest, timeout_s: float) -> ProcessGroup:
+    """Start the processes of a group.
+
+    Raises:
+        DeadlineExceeded: they were not all up in time.
+    """
+    try:
+        return backend.spawn_group(request, timeout_s)
+    except TimeoutError as error:  # the backend's own, which says nothing
+        ranks = range(request.pool.world_size)
+        raise DeadlineExceeded("start", request.name, ranks, timeout_s) from error
 
 
 def build_workers(

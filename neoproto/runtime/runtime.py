@@ -15,7 +15,14 @@ from neoproto.runtime.attached import AttachedRuntime, GroupTicket, attached_run
 from neoproto.runtime.backend import BackendOptions, GroupRequest, compile_placement, load_backend
 from neoproto.runtime.center import CallCenter
 from neoproto.runtime.gateway import AttachSpec, Gateway, Origin
-from neoproto.runtime.group import WorkerGroup, build_workers, method_tables, roles_of, shut_down
+from neoproto.runtime.group import (
+    WorkerGroup,
+    build_workers,
+    method_tables,
+    roles_of,
+    shut_down,
+    spawn_processes,
+)
 from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
 from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block, DeviceType, Placement
@@ -207,11 +214,12 @@ class Runtime:
         Args:
             workers: one class; or role → class, fused: all roles in each process (`group.role(name)`).
             name: the folder of its logs; the class's name by default. A name in use gets a number.
-            timeout: seconds for the workers' `__init__`; 600 if None.
+            timeout: seconds for the workers' `__init__`, 600 if None; the processes have as long to start,
+                and at least two minutes.
 
         Raises:
             WorkerInitError: `__init__` raised on some rank; the exception is the cause.
-            WorkerDied, DeadlineExceeded: a process died, or `__init__` did not end.
+            WorkerDied, DeadlineExceeded: a process died, did not start, or `__init__` did not end.
             RuntimeClosed: this runtime is closed.
         """
         tables = method_tables(workers)
@@ -231,7 +239,7 @@ class Runtime:
         self._check_open()
         roles = roles_of(workers)
         name = self._unique_name(name or next(iter(roles.values())).cls.__name__.lower())
-        members = self._spawn(name, on, roles, owner)
+        members = self._spawn(name, on, roles, owner, max(SPAWN_TIMEOUT_S, timeout or 0.0))
         try:
             build_workers(members, self._center, roles, INIT_TIMEOUT_S if timeout is None else timeout)
         except BaseException:
@@ -248,6 +256,7 @@ class Runtime:
         pool: ResourcePool,
         roles: Mapping[str, ClassWithInitArgs],
         owner: Origin | None,
+        timeout_s: float,
     ) -> Members:
         env = dict(self._settings.env_vars)
         for spec in roles.values():
@@ -261,7 +270,7 @@ class Runtime:
             log_dir=self.run_dir / "logs" / name,
             attach=AttachSpec(run_id=self.run_id, run_dir=self.run_dir, placement=self._placement, key=key),
         )
-        processes = self._backend.spawn_group(request, SPAWN_TIMEOUT_S)
+        processes = spawn_processes(self._backend, request, timeout_s)
         members = Members(key, name, processes, request.log_dir)
         if owner is not None:
             self._owners[key] = owner

@@ -42,7 +42,7 @@ from neoproto.store.client import StoreClient, home_volume
 from neoproto.store.pool import Grant
 from neoproto.store.shm import remove_files
 from neoproto.store.values import Values, VolumeOptions, volume_ids
-from neoproto.store.wire import Gone, Located, Received, Sent, Wanted
+from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of
 
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
@@ -437,7 +437,7 @@ class StoreServer:
         actor that sent it.
 
         Raises:
-            StoreError: some did not answer in time; they die with their processes.
+            StoreError: some had died, or did not answer in time; they die with their processes.
         """
         if self._closed:
             return
@@ -446,7 +446,9 @@ class StoreServer:
         farewells = (self._directory.close, index.teardown, volumes.close)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(farewell.call().as_asyncio() for farewell in farewells))
+                told = await asyncio.gather(
+                    *(farewell.call().as_asyncio() for farewell in farewells), return_exceptions=True
+                )
                 if self._index_procs is not None:
                     await self._index_procs.stop()
         except TimeoutError as error:
@@ -455,6 +457,9 @@ class StoreServer:
             # What a volume that died left on this host; those of other hosts go at the next start there.
             for prefix in filter(None, self._spec.memory.values()):
                 remove_files(f"{prefix}.")
+        for outcome in told:
+            if isinstance(outcome, BaseException):
+                raise StoreError(f"store {self._spec.name!r}: {text_of(outcome)}") from outcome
 
 
 class _PayloadFree:

@@ -8,13 +8,12 @@ read    large: shared lock ──> generation checked ──> private mapping; t
 from __future__ import annotations
 
 import collections
-import mmap
+import itertools
 import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError
@@ -27,6 +26,7 @@ from neoproto.store.shm import (
     Bytes,
     Table,
     map_private,
+    map_shared,
     path_of,
     read_all,
     try_lock,
@@ -66,9 +66,8 @@ class SharedVolume:
     def __init__(self, prefix: str, table: Table) -> None:
         self.prefix, self._table = prefix, table
         self.mapped = self.copied = 0
-        self._holds: dict[str, list[int]] = {}  # segment -> [descriptor, mappings on it]
-        self._released: collections.deque[str] = collections.deque()
-        self._lock = threading.Lock()
+        self._mappings: set[int] = set()
+        self._numbers = itertools.count()
         self._known_lock = threading.Lock()
         self._known: collections.OrderedDict[str, torch.Tensor | None] = collections.OrderedDict()
 
@@ -80,9 +79,8 @@ class SharedVolume:
 
     @property
     def holds(self) -> int:
-        """How many segments this process keeps from being reused, by values it still has."""
-        self._drain()
-        return len(self._holds)
+        """How many values this process has mapped, which keep their segments from being reused."""
+        return len(self._mappings)
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -135,50 +133,23 @@ class SharedVolume:
         return _split(data, offsets, place.sizes)
 
     def _map(self, ref: ObjectRef, place: Place) -> Parts:
-        fd = self._hold(ref, place.segment)
         try:
+            fd = os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._gone(ref) from None
+        try:
+            if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse the segment
+                raise self._gone(ref)
             self._check(ref, place)
             offsets, total = layout(place.sizes)
-            data = map_private(fd, place.offset, total, lambda: self._release(place.segment))
-        except BaseException:
-            self._release(place.segment)
-            raise
+            number = next(self._numbers)
+            # The kernel keeps an open file, and the lock on it, as long as anything is mapped through it: in
+            # this process, or in a child that was forked meanwhile. No descriptor is needed for that.
+            data = map_private(fd, place.offset, total, lambda: self._mappings.discard(number))
+            self._mappings.add(number)
+        finally:
+            os.close(fd)
         return _split(data, offsets, place.sizes)
-
-    def _hold(self, ref: ObjectRef, segment: str) -> int:
-        """Keep a segment from being reused until `_release` was called as often as this."""
-        with self._lock:
-            hold = self._holds.get(segment)
-            if hold is None:
-                try:
-                    fd = os.open(path_of(segment), os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    raise self._gone(ref) from None
-                if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse it
-                    os.close(fd)
-                    raise self._gone(ref)
-                hold = self._holds[segment] = [fd, 0]
-            hold[1] += 1
-        return hold[0]
-
-    def _release(self, segment: str) -> None:
-        # Runs when a mapping is collected, perhaps inside `_hold` on this very thread: never wait here.
-        self._released.append(segment)
-        self._drain()
-
-    def _drain(self) -> None:
-        while self._released and self._lock.acquire(blocking=False):
-            try:
-                while self._released:
-                    segment = self._released.popleft()
-                    hold = self._holds[segment]
-                    hold[1] -= 1
-                    if hold[1] == 0:
-                        # Closed, not unlocked: a forked child that has the mapping keeps the lock.
-                        os.close(hold[0])
-                        del self._holds[segment]
-            finally:
-                self._lock.release()
 
     def _gone(self, ref: ObjectRef) -> StoreError:
         return StoreClosed(f"store {ref.store!r} is closed") if self._table.closed else _missing(ref)
@@ -217,13 +188,13 @@ class SharedVolume:
             self._known.move_to_end(segment)
             memory = self._known[segment]
             if memory is None:
-                # Opened anew: Python's mmap keeps a copy of the descriptor, and with it the lock it carries.
+                # Through a file opened anew: a mapping would keep the lock of the pen's.
                 fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    mapped = mmap.mmap(fd, os.fstat(fd).st_size)
+                    memory = torch.from_numpy(map_shared(fd, os.fstat(fd).st_size))
                 finally:
                     os.close(fd)
-                memory = self._known[segment] = torch.from_numpy(np.frombuffer(mapped, dtype=np.uint8))
+                self._known[segment] = memory
             return memory
 
 

@@ -204,10 +204,11 @@ _MAP_NORESERVE = 0x4000
 class _Mapping:
     """Unmaps, and says so, when the last array on it is gone. Python's own mmap keeps a descriptor each."""
 
-    def __init__(self, fd: int, offset: int, nbytes: int, release: Callable[[], None] | None) -> None:
+    def __init__(
+        self, fd: int, offset: int, nbytes: int, flags: int, release: Callable[[], None] | None
+    ) -> None:
         self._address: int | None = None
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        address = _libc.mmap(None, nbytes, protection, mmap.MAP_PRIVATE | _MAP_NORESERVE, fd, offset)
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
         if address == _FAILED or address is None:
             code = ctypes.get_errno()
             raise OSError(code, f"mapping {nbytes} bytes: {os.strerror(code)}")
@@ -237,7 +238,16 @@ def map_private(fd: int, offset: int, nbytes: int, release: Callable[[], None] |
     Raises:
         OSError: the process has too many mappings, or too little address space.
     """
-    return np.asarray(_Mapping(fd, offset, nbytes, release))
+    return np.asarray(_Mapping(fd, offset, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, release))
+
+
+def map_shared(fd: int, nbytes: int) -> Bytes:
+    """The first bytes of a file, for writing to it.
+
+    Raises:
+        OSError: as `map_private`.
+    """
+    return np.asarray(_Mapping(fd, 0, nbytes, mmap.MAP_SHARED, None))
 
 
 def write_all(fd: int, data: Bytes, offset: int) -> None:

@@ -238,6 +238,9 @@ def test_a_reader_racing_with_reuse_sees_whole_values_only(host):
     assert not wrong
     assert seen[0] > 50
     assert host.pool.stats().segments < 12
+    del readers
+    gc.collect()
+    assert host.view.holds == 0
 
 
 def test_forked_children_keep_what_they_inherited(host):

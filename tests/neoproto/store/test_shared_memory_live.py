@@ -1,5 +1,6 @@
 """Shared memory under real processes: messages, leftovers, deaths, two hosts. Each test passes alone."""
 
+import asyncio
 import os
 import signal
 import time
@@ -89,13 +90,13 @@ def test_snapshots_outlive_deletion_and_not_their_holder(cluster):
     with pytest.raises(KeyMissing):
         client.get(first)
     second = client.put(torch.arange(4))
-    cluster.on(1, "snapshot", second, 3.0)
-    time.sleep(5.0)  # renewed meanwhile
+    cluster.on(1, "snapshot", second, 6.0)
+    time.sleep(7.0)  # renewed meanwhile
     pid = cluster.on(1, "hold", second)
     client.delete(second)
     assert client.stats(run=True)["deferred_deletions"] == 1
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(5.0)
+    time.sleep(8.0)
     assert client.stats(run=True)["objects"] == 0
     os.kill(pid, signal.SIGCONT)
 
@@ -126,7 +127,11 @@ def test_two_hosts_have_a_volume_each_and_reach_each_others_rows(cluster):
     assert client.stats(run=True)["volumes"] == 2
 
 
-def test_a_volume_that_died_leaves_nothing_and_says_so(cluster):
+def test_a_volume_that_died_leaves_nothing_and_says_so(cluster, monkeypatch):
+    import monarch.actor
+
+    # Without a runtime, which has a hook of its own, Monarch interrupts the program.
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
     client = cluster.client
     held = client.get(client.put(torch.ones(MIB)))
     (owner,) = [name for name in files(cluster) if name.endswith(".owner")]
@@ -135,7 +140,8 @@ def test_a_volume_that_died_leaves_nothing_and_says_so(cluster):
         client.put(torch.ones(MIB))
     assert int(held.sum()) == MIB
     assert files(cluster)
-    assert set(shm.sweep_dead_owners()) >= set(cluster.spec.memory.values())
+    with pytest.raises(StoreError):
+        asyncio.run(cluster.server.close(10))
     assert files(cluster) == []
 
 

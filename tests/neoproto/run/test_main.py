@@ -14,11 +14,19 @@ atexit.register(print, "tidied up")
 stuck = threading.Event()
 threading.Thread(target=stuck.wait, daemon={daemon}).start()
 print("closed", file=sys.stderr)
+
+
+class Kept:
+    def __del__(self):
+        print("collected")
+
+
+kept = Kept()
 leave(130)
 """
 
 
-def test_a_thread_that_is_stuck_does_not_keep_the_process() -> None:
+def test_neither_a_stuck_thread_nor_what_is_in_memory_keeps_the_process() -> None:
     for daemon in (True, False):
         started = time.monotonic()
         done = subprocess.run(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESH_PREFIX = "np-"
+STORE_ACTORS = "neoproto.store.engine."
 STORE_KEY = "/store"
 """What the store's processes are watched as; no group's key has a slash."""
 SOCKETS_S = 2.0
@@ -180,8 +181,9 @@ class MonarchBackend:
                 if rank is not None and self._deaths is not None and not group.released:
                     self._deaths.report_cause(key, rank, cause)
                 return True
-        # Monarch's own helpers in a process ("logger-…", "setup-…") fail together with it.
-        return MESH_PREFIX in report or mesh_name.startswith(("logger-", "setup-"))
+        # The store's actors, and Monarch's own helpers in a process ("logger-…", "setup-…"), fail with it.
+        ours = any(name in report for name in (MESH_PREFIX, STORE_ACTORS))
+        return ours or mesh_name.startswith(("logger-", "setup-"))
 
 
 class MonarchGroup:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neoproto.config.schema import OPTIONAL_ROLES, RunConfig
-from neoproto.config.topology import SECTION_OF_ROLE, role_problems, world_size
+from neoproto.config.topology import SECTION_OF_ROLE, role_problems, shares_devices, world_size
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -42,6 +42,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_reward(config),
         *_topology(config),
         *_roles(config),
+        *_modes(config),
     ]
 
 
@@ -183,6 +184,8 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
     topology = config.resolved_topology()
     for role in config.roles:
         ranks = world_size(topology, role) or 1
+        if role == "rollout" and config.is_async:
+            continue  # the dispatcher deals prompts to replicas as they come
         if role == "rollout":
             rows, unit = prompts, "prompts"
         else:
@@ -309,3 +312,54 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
                 f"worker {model.worker!r}",
                 "topology",
             )
+
+
+def _modes(config: RunConfig) -> Iterator[Problem]:
+    """What the asynchronous modes need, and what only they can use."""
+    mode, rollout, buffer = (
+        config.trainer.mode,
+        config.actor_rollout_ref.rollout,
+        config.trainer.replay_buffer,
+    )
+    own = f"{ROLLOUT}.n_gpus_per_node"
+    if rollout.n_gpus_per_node is not None and (config.topology is not None or not config.is_async):
+        why = (
+            "topology says where rollout runs" if config.is_async else "trainer.mode=sync shares its devices"
+        )
+        yield _problem(
+            f"{own}: got {rollout.n_gpus_per_node}, but {why}; set it to null",
+            own,
+            "topology",
+            "trainer.mode",
+        )
+    if not config.is_async:
+        return
+    topology = config.resolved_topology()
+    for role in config.roles:
+        if role != "rollout" and shares_devices(topology, "rollout", role):
+            yield _problem(
+                f"topology.models: rollout shares devices with {role!r}; trainer.mode={mode} needs devices of "
+                "its own for rollout (another pool or device_range)",
+                "topology",
+                "trainer.mode",
+            )
+    lag, most = config.trainer.decoupled_async.min_version_lag, buffer.max_off_policy_threshold
+    if mode == "decoupled_async" and lag >= most:
+        yield _problem(
+            f"trainer.decoupled_async.min_version_lag: got {lag}, wanted less than "
+            f"trainer.replay_buffer.max_off_policy_threshold={most}",
+            "trainer.decoupled_async.min_version_lag",
+            "trainer.replay_buffer.max_off_policy_threshold",
+            "trainer.mode",
+        )
+    ahead = config.async_options.num_warmup_batches
+    if buffer.max_off_policy_strategy == "drop" and ahead > most * config.async_options.parameter_sync_step:
+        yield _problem(
+            f"trainer.{mode}.num_warmup_batches: got {ahead}; with trainer.replay_buffer."
+            f"max_off_policy_threshold={most} and parameter_sync_step="
+            f"{config.async_options.parameter_sync_step} every one of them would be too old and be dropped",
+            f"trainer.{mode}.num_warmup_batches",
+            f"trainer.{mode}.parameter_sync_step",
+            "trainer.replay_buffer",
+            "trainer.mode",
+        )

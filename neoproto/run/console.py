@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from neoproto.trainer.sync import StepReport, TrainingResult
+from neoproto.trainer.record import StepReport, TrainingResult
 
 PLAIN_WIDTH = 120
 

@@ -13,8 +13,6 @@ Shape legend: b = samples, t = response tokens (fixed width R).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +33,7 @@ from neoproto.data import DataProto
 from neoproto.trainer.metrics import batch_metrics
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
+from neoproto.trainer.tasks import together
 
 READ_COLUMNS = (
     "response_mask",
@@ -214,20 +213,3 @@ def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tupl
         "actor/reward_kl_penalty": mean_kl,
         "actor/reward_kl_penalty_coeff": coefficient,
     }
-
-
-async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Results in order; the first failure stops the other waits and is raised as itself, not as a group."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as failures:
-        raise first_cause(failures) from None
-    return [task.result() for task in tasks]
-
-
-def first_cause(failure: BaseException) -> BaseException:
-    """The first leaf of nested exception groups."""
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure

@@ -155,8 +155,7 @@ def test_an_unknown_key_in_a_list_gets_the_nearest_one() -> None:
         ("actor_rollout_ref.model.trust_remote_code", True),
         ("trainer.save_freq", 10),
         ("trainer.resume_mode", "auto"),
-        ("trainer.mode", "separate_async"),
-        ("trainer.mode", "decoupled_async"),
+        ("trainer.mode", "one_step_off"),
         ("algorithm.rollout_correction", {"rollout_is": "token"}),
     ],
 )

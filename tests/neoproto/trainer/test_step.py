@@ -16,7 +16,8 @@ from neoproto.errors import NonFiniteLoss, RewardError
 from neoproto.store import MemoryStore
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
-from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step, together
+from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step
+from neoproto.trainer.tasks import together
 from tests.neoproto.trainer.fakes import GENERATED, FakeGroup, World, prompt_batch
 
 pytestmark = pytest.mark.usefixtures("store")

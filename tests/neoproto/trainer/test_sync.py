@@ -13,12 +13,12 @@ import pytest
 from neoproto.config import load_config
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
-from neoproto.trainer.step import StepSettings
-from neoproto.trainer.sync import StepReport, SyncTrainer, TrainingResult
+from neoproto.trainer.record import StepReport, TrainingResult, training_parts
+from neoproto.trainer.sync import SyncTrainer
 from neoproto.weights import WeightVersion
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
 
-SYNC = ["publish_weights", "load_weights", "retire_weights"]
+SYNC = ["publish_weights", "update_weights"]
 STEP = [
     "generate_sequences", "compute_score", "compute_log_prob", "compute_values",
     "update_actor", "update_critic",
@@ -59,17 +59,16 @@ def train(
         }
     )
     recorder = Recorder()
-    trainer_ = SyncTrainer(
+    parts = training_parts(
         config,
         world.workers(),
         prompts,
-        StepSettings.from_config(config),
         tracker=recorder,
         run_dir=tmp_path,
         total_steps=steps,
         show=recorder,
     )
-    return asyncio.run(trainer_.run()), recorder
+    return asyncio.run(SyncTrainer(parts).run()), recorder
 
 
 def test_every_object_of_a_run_is_released(tmp_path: Path, store: MemoryStore) -> None:
@@ -81,13 +80,12 @@ def test_every_object_of_a_run_is_released(tmp_path: Path, store: MemoryStore) -
 
 
 @pytest.mark.usefixtures("store")
-def test_versions_count_from_zero_and_each_is_served_before_it_is_retired(tmp_path: Path) -> None:
+def test_versions_count_from_zero_and_each_is_served_before_the_next_step(tmp_path: Path) -> None:
     world = World()
     train(tmp_path, world, FakePrompts(), steps=3)
     versions = [WeightVersion(epoch=0, n=n) for n in range(4)]
     assert world.served == versions
     assert [call.args[0] for call in world.called("publish_weights")] == versions
-    assert [call.args[0] for call in world.called("retire_weights")] == versions
     assert [method for method in world.order() if method in SYNC] == SYNC * 4
     assert {call.timeout for call in world.called(*SYNC)} == {7.0}
 

@@ -42,6 +42,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_reward(config),
         *_topology(config),
         *_roles(config),
+        *_registry(config),
         *_modes(config),
     ]
 
@@ -314,6 +315,17 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
             )
 
 
+def _registry(config: RunConfig) -> Iterator[Problem]:
+    """Worker groups have different names."""
+    name, topology = config.weights.registry_name, config.resolved_topology()
+    if name in {*(model.name for model in topology.models), *config.roles, *OPTIONAL_ROLES}:
+        yield _problem(
+            f"weights.registry_name: got {name!r}, which is the name of another worker group",
+            "weights.registry_name",
+            "topology",
+        )
+
+
 def _modes(config: RunConfig) -> Iterator[Problem]:
     """What the asynchronous modes need, and what only they can use."""
     mode, rollout, buffer = (
@@ -338,8 +350,8 @@ def _modes(config: RunConfig) -> Iterator[Problem]:
     for role in config.roles:
         if role != "rollout" and shares_devices(topology, "rollout", role):
             yield _problem(
-                f"topology.models: rollout shares devices with {role!r}; trainer.mode={mode} needs devices of "
-                "its own for rollout (another pool or device_range)",
+                f"topology.models: rollout shares devices with {role!r}; trainer.mode={mode} needs some "
+                "of its own for rollout (another pool or device_range)",
                 "topology",
                 "trainer.mode",
             )

@@ -11,13 +11,13 @@ class SeparateAsyncConfig(Section):
     """Rollout on its own devices; the trainer pushes weights into all replicas at once."""
 
     num_warmup_batches: Size = 1
-    """Batches of prompts that are enqueued before the first step beside its own: so far rollout runs ahead."""
+    """Batches enqueued before the first step, besides its own: so far rollout runs ahead."""
     parameter_sync_step: Count = 1
     """Weights are published after every so many training steps."""
     init_timeout: Seconds = 180.0
     """Seconds until every replica must serve the first version."""
     max_inflight_prompts: Count | None = None
-    """Prompts that are generated at once, over all replicas; null = the batches that rollout may run ahead."""
+    """Prompts generated at once, over all replicas; null = all that are enqueued."""
     dispatch_poll_interval: Seconds = 0.02
     """Seconds between two looks of the dispatcher at what is ready."""
     dispatch_batch_size: Count = 32
@@ -40,7 +40,7 @@ class ReplayBufferConfig(Section):
     """Finished groups that wait to be trained on."""
 
     max_off_policy_threshold: Count = 2
-    """A group is too old when its oldest trajectory started so many publishes, plus one, before the newest."""
+    """How many publishes before the newest a group's oldest trajectory may have started."""
     max_off_policy_strategy: Literal["drop", "wait"] = "drop"
     """drop = too old groups are dropped and their number of prompts enqueued anew; wait = they are trained on
     all the same, and no new prompt starts while one waits."""

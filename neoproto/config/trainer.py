@@ -41,7 +41,7 @@ class TrainerConfig(Section):
 
     mode: Literal["sync", "separate_async", "decoupled_async"] = "sync"
     """sync = generate, train, publish, one after the other; separate_async = rollout runs ahead on its own
-    devices and the trainer updates it; decoupled_async = the same, and replicas pull weights by themselves."""
+    devices, the trainer updates it; decoupled_async = the same, but replicas pull weights by themselves."""
     separate_async: SeparateAsyncConfig = SeparateAsyncConfig()
     """Options of that mode."""
     decoupled_async: DecoupledAsyncConfig = DecoupledAsyncConfig()
@@ -99,6 +99,6 @@ class WeightsConfig(Section):
     """Requests that are still running when weights are loaded: abort = stopped and continued from their
     partial output; keep = frozen and continued, their cache recomputed."""
     drain_timeout: NonNegative = 5.0
-    """Before that, let running requests end for so many seconds, so that a response has one version; 0 = not."""
+    """Before that, let requests end for so many seconds, so that a response has one version; 0 = not."""
     bucket_mib: Annotated[int, Field(gt=0, le=65536)] = 64
     """Weights are put into the store in buckets of at most so many MiB (a larger weight has its own)."""

@@ -28,7 +28,7 @@ class ServingBoard(Protocol):
     """What the trainer asks of the weight registry; `neoproto.weights.Registry` is one."""
 
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
-        """Wait until all of `replicas` serve `version` or a newer one; False when `timeout` seconds passed."""
+        """Wait until all `replicas` serve `version` or a newer one; False when `timeout` seconds passed."""
         ...
 
 

@@ -2,8 +2,8 @@
 
     python scripts/bench_modes.py [--seeds 3] [--config ppo_monarch] [--keep DIR] [OVERRIDE …]
 
-For each seed the three modes run one after another, in turning order, each as `python -m neoproto.run` in a fresh
-process with the same number of samples. The last line is one JSON object.
+For each seed the three modes run one after another, in turning order, each as `python -m neoproto.run` in a
+fresh process, with the same number of samples. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def training_seconds(one: Run) -> float:
 
 def weight_seconds(one: Run) -> float:
     """Median seconds a step that the trainer spends on handing out weights."""
-    return statistics.median(row["timing_s/update_weights"] for row in one.steps[5:])
+    return float(statistics.median(row["timing_s/update_weights"] for row in one.steps[5:]))
 
 
 def per_mode(

@@ -73,9 +73,8 @@ class _Keeper:
         if self._failure is None and await self._registry.validate(self.lease.lease_id):
             return
         lease = self.lease
-        raise TornRead(
-            f"the lease of {lease.holder} on weights {lease.version} lapsed, {lease.ttl} s after its last renewal"
-        ) from self._failure
+        what = f"the lease of {lease.holder} on weights {lease.version}"
+        raise TornRead(f"{what} lapsed, {lease.ttl} s after its last renewal") from self._failure
 
     async def end(self, *, quietly: bool) -> None:
         """Stop renewing and release. With `quietly` a registry that cannot be told is only logged."""

@@ -3,7 +3,7 @@
 from neoproto.weights.manifest import Entry, Manifest, TensorLayout, check_layout, dtype_name, parse_dtype
 from neoproto.weights.publisher import Publisher
 from neoproto.weights.puller import Puller
-from neoproto.weights.version import WeightVersion, lag
+from neoproto.weights.version import WeightVersion, group_clock, lag, should_load, staleness, too_stale
 
 __all__ = [
     "Entry",
@@ -14,6 +14,10 @@ __all__ = [
     "WeightVersion",
     "check_layout",
     "dtype_name",
+    "group_clock",
     "lag",
     "parse_dtype",
+    "should_load",
+    "staleness",
+    "too_stale",
 ]

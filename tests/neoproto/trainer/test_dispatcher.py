@@ -78,8 +78,8 @@ class Scene:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
-            while not holds():
-                await asyncio.sleep(0.001)  # noqa: ASYNC110 -- what is looked at is not this test's to notify
+            while not holds():  # noqa: ASYNC110 -- what is looked at has no event
+                await asyncio.sleep(0.001)
 
     async def during(self, play: Callable[[], Any]) -> None:
         """Run the dispatcher while `play` runs; the dispatcher's failure is the test's."""

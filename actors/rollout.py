@@ -30,8 +30,9 @@ from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Manifest, Puller, WeightVersion
+from neoproto.weights import Manifest, WeightVersion
 from neoproto.weights.agent import ServingEngine
+from neoproto.weights.reading import WeightReader
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so
@@ -64,7 +65,7 @@ class Rollout:
     def __init__(self, options: RolloutOptions, engine: ServingGenerator) -> None:
         self._options, self._engine = options, engine
         self._loading = asyncio.Lock()
-        self._puller: Puller | None = None
+        self._reader: WeightReader | None = None
         self._tokens = self._samples = 0
         self._seconds = 0.0
 
@@ -108,9 +109,9 @@ class Rollout:
         """Pull a version and serve it; see `RolloutWorker.load_weights`."""
         async with self._loading:
             await self._engine.check_layout(manifest.layout(), f"weights {manifest.version}")
-            if self._puller is None:
-                self._puller = Puller(store)
-            tensors = await asyncio.to_thread(self._puller.pull, manifest)
+            if self._reader is None:
+                self._reader = WeightReader(store)
+            tensors = await asyncio.to_thread(self._reader.read, manifest)
             await self._engine.load(manifest.version, tensors)
 
     def stats(self) -> dict[str, float]:

@@ -30,7 +30,8 @@ from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Manifest, TensorLayout, WeightVersion
+from neoproto.weights import Manifest, WeightVersion
+from neoproto.weights.agent import ServingEngine
 from neoproto.weights.reading import WeightReader
 
 _VALIDATION_SEED_VERSION = -1
@@ -38,14 +39,19 @@ _VALIDATION_SEED_VERSION = -1
 that two validations differ by what was learnt and not by luck."""
 
 
-class WeightedGenerator(Protocol):
+class ServingGenerator(ServingEngine, Protocol):
     """A `Generator` whose weights can be replaced; `EngineThread` is one."""
 
+    @property
+    def version(self) -> WeightVersion:
+        """The weights it serves."""
+        ...
+
+    async def wait_open(self) -> None:
+        """Wait until it is not paused; see `EngineThread.wait_open`."""
+        ...
+
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]: ...
-
-    async def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None: ...
-
-    async def load(self, version: WeightVersion, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 class Rollout:
@@ -56,9 +62,8 @@ class Rollout:
         engine: generates, on the weights of the model folder (version 0) until others are loaded.
     """
 
-    def __init__(self, options: RolloutOptions, engine: WeightedGenerator) -> None:
+    def __init__(self, options: RolloutOptions, engine: ServingGenerator) -> None:
         self._options, self._engine = options, engine
-        self._version = WeightVersion(epoch=0, n=0)
         self._loading = asyncio.Lock()
         self._reader: WeightReader | None = None
         self._tokens = self._samples = 0
@@ -73,7 +78,9 @@ class Rollout:
             [key for key in prompts.batch if key in ("prompts", "prompt_len")]
         )
         others = prompts.materialize(list(prompts.non_tensor_batch))
-        version = _VALIDATION_SEED_VERSION if meta.get("validate") else self._version.n
+        # Seeds are those of the weights that the answers begin on; nothing is awaited from here to there.
+        await self._engine.wait_open()
+        version = _VALIDATION_SEED_VERSION if meta.get("validate") else self._engine.version.n
         requests = make_requests(
             unpadded(columns["prompts"], columns.get("prompt_len"), self._options.pad_token_id),
             [str(uid) for uid in others["uid"]],
@@ -106,7 +113,6 @@ class Rollout:
                 self._reader = WeightReader(store)
             tensors = await asyncio.to_thread(self._reader.read, manifest)
             await self._engine.load(manifest.version, tensors)
-            self._version = manifest.version
 
     def stats(self) -> dict[str, float]:
         """Since the start: `samples`, generated `tokens`, `seconds` summed over calls; `weight_version`."""
@@ -114,7 +120,7 @@ class Rollout:
             "samples": float(self._samples),
             "tokens": float(self._tokens),
             "seconds": self._seconds,
-            "weight_version": float(self._version.n),
+            "weight_version": float(self._engine.version.n),
         }
 
     def _drawing(self, meta: Mapping[str, Any]) -> tuple[int, SamplingParams]:

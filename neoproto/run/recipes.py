@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.weight_registry import RegistryWorker
-
 from actors.critic import CriticWorker
 from actors.policy import PolicyWorker
 from actors.reference import ReferenceWorker
 from actors.reward import RewardWorker
 from actors.rollout import RolloutWorker
 from actors.rollout_options import rollout_env
+from actors.weight_registry import RegistryWorker
 from neoproto.run import options
 from neoproto.run.prepare import PreparedRun
 from neoproto.runtime import ClassWithInitArgs, Worker

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from actors.weight_registry import GroupRegistry
-
 from neoproto.runtime import WorkerGroup
 from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
 from neoproto.trainer.protocols import Call

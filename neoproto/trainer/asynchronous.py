@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
-from neoproto.trainer.dispatcher import Dispatcher, Replica
-from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
-from neoproto.trainer.replay_buffer import ReplayBuffer
-
 from neoproto.data import DataProto
+from neoproto.trainer.dispatcher import Dispatcher, Replica
 from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
 from neoproto.trainer.protocols import Group
 from neoproto.trainer.record import TrainingParts, TrainingResult
+from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.step import learn
 from neoproto.trainer.tasks import must_go_on, owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingBoard, WeightFlow

@@ -20,7 +20,7 @@ from neoproto.errors import DeadlineExceeded
 from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket, prompts_of
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.routing import Routes
-from neoproto.trainer.step import first_cause
+from neoproto.trainer.tasks import first_cause
 from neoproto.weights.version import WeightVersion
 
 # A call ends at its own deadline with a better message than ours, so ours comes a little later.

@@ -109,10 +109,14 @@ class WeightFlow:
 class DrivenFlow(WeightFlow):
     """The trainer has all replicas load at once: each stops, pulls, loads and goes on."""
 
+    _committed: WeightVersion | None = None
+
     async def commit(self, version: WeightVersion, clock: PhaseClock, limit: float | None = None) -> None:
-        await clock.call(
-            PHASE, self._workers.rollout, "update_weights", version, timeout=limit or self._limit
-        )
+        if self._committed is None or version > self._committed:
+            await clock.call(
+                PHASE, self._workers.rollout, "update_weights", version, timeout=limit or self._limit
+            )
+            self._committed = version
 
 
 class PulledFlow(WeightFlow):

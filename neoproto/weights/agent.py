@@ -1,9 +1,13 @@
 from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Literal, Protocol
+
 from torch import Tensor
+
 from neoproto.weights.manifest import TensorLayout
 from neoproto.weights.version import WeightVersion
+
 PauseMode = Literal["abort", "keep"]
 
 

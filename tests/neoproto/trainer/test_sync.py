@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 from neoproto.config import load_config
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
-from neoproto.trainer.record import StepReport, TrainingResult, training_parts
+from neoproto.trainer.record import TrainingResult, training_parts
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.weights import WeightVersion
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
+from tests.neoproto.trainer.recording import Recorder
 
 SYNC = ["publish_weights", "update_weights"]
 STEP = [
@@ -24,29 +24,6 @@ STEP = [
     "update_actor", "update_critic",
 ]  # fmt: skip
 VALIDATION = ["generate_sequences", "compute_score"]
-
-
-class Recorder:
-    """Tracker and console at once."""
-
-    def __init__(self) -> None:
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.reports: list[StepReport] = []
-        self.validations: list[tuple[int, dict[str, float]]] = []
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.logged.append((step, dict(metrics)))
-
-    def close(self) -> None: ...
-
-    def step(self, report: StepReport) -> None:
-        self.reports.append(report)
-
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.validations.append((step, dict(metrics)))
-
-    def steps_logged(self) -> list[tuple[int, dict[str, float]]]:
-        return [(step, row) for step, row in self.logged if "training/global_step" in row]
 
 
 def train(

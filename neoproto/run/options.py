@@ -51,9 +51,18 @@ def policy_options(config: RunConfig, model_dir: Path, device: DeviceType, total
         kl_loss_coef=actor.kl_loss_coef,
         kl_loss_type=actor.kl_loss_type,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
-        weights=WeightOptions(
-            rollout_dtype=config.rollout_dtype, bucket_bytes=config.weights.bucket_mib << 20
-        ),
+        weights=weight_options(config),
+    )
+
+
+def weight_options(config: RunConfig) -> WeightOptions:
+    """How weights are published and pulled."""
+    weights = config.weights
+    return WeightOptions(
+        num_slots=weights.num_slots,
+        rollout_dtype=config.rollout_dtype,
+        lease_ttl=weights.lease_ttl,
+        bucket_bytes=weights.bucket_mib << 20,
     )
 
 

@@ -25,7 +25,7 @@ from neoproto.weights.version import WeightVersion
 
 # A call ends at its own deadline with a better message than ours, so ours comes a little later.
 _GRACE_SECONDS = 5.0
-_IDLE_SECONDS = 60.0
+_IDLE_SECONDS = 1.0
 
 
 class Replica(Protocol):
@@ -96,8 +96,8 @@ class Dispatcher:
         try:
             async with asyncio.TaskGroup() as calls:
                 while True:
-                    while not self._queue.counts().pending:
-                        # Nothing to start, so no reason to ask what replicas serve.
+                    if not self._queue.counts().pending:
+                        # Nothing to start: what replicas serve matters only as a sign that somebody tells it.
                         await self._queue.wait_changed(_IDLE_SECONDS)
                     self._routes.update(await self._serving())
                     look_again = now() + self._poll_interval

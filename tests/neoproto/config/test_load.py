@@ -157,7 +157,10 @@ def test_an_unknown_key_in_a_list_gets_the_nearest_one() -> None:
         ("trainer.resume_mode", "auto"),
         ("trainer.mode", "separate_async"),
         ("trainer.mode", "decoupled_async"),
-        ("algorithm.rollout_correction", {"rollout_is": "token"}),
+        ("algorithm.rollout_correction.rollout_rs", "token_k1"),
+        ("algorithm.rollout_correction.rollout_is_batch_normalize", True),
+        ("algorithm.rollout_correction.bypass_old_logprob_for_rollout", True),
+        ("algorithm.rollout_correction.loss_type", "reinforce"),
     ],
 )
 def test_an_option_of_verl_that_is_not_there_is_refused_by_name(path: str, value: Any) -> None:

@@ -221,6 +221,42 @@ def test_weights_of_padding_never_matter_and_get_no_gradient(mode: str, junk: fl
     assert dirty.grad is None
 
 
+@pytest.mark.parametrize(("level", "length"), [("token", 1), ("sequence", 1), ("sequence", 3)])
+def test_the_expected_gradient_over_rollouts_samples_is_that_over_the_policys_own(
+    level: str, length: int
+) -> None:
+    """All responses of three letters, exactly: sampled by rollout and weighed, or sampled by the policy."""
+    rng = generator(11)
+    logits, rollout_logits = randn(rng, length, 3), randn(rng, length, 3)
+    responses = torch.cartesian_prod(*[torch.arange(3)] * length).reshape(-1, length)
+    advantages = randn(rng, len(responses), 1).expand(-1, length)
+    mask = torch.ones(len(responses), length)
+
+    def chosen(letters: torch.Tensor) -> torch.Tensor:
+        return torch.stack([letters.log_softmax(-1)[t, responses[:, t]] for t in range(length)], dim=1)
+
+    def expected_gradient(sampler: torch.Tensor, weights_bt: torch.Tensor | None) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        chance = sampler.sum(1, keepdim=True).exp()  # how often each response is drawn
+        loss = policy_loss(
+            "vanilla",
+            log_probs_bt=chosen(leaf),
+            old_log_probs_bt=old,
+            advantages_bt=advantages * chance,
+            mask_bt=mask,
+            options=PolicyLossOptions(loss_agg_mode="seq-mean-token-sum"),
+            denominators=LossDenominators.count(mask),
+            weights_bt=weights_bt,
+        ).loss
+        return torch.autograd.grad(loss, leaf)[0]
+
+    old, rollout = chosen(logits), chosen(rollout_logits)
+    weights_bt = weigh(old, rollout, mask, level, threshold=1e6).weights_bt
+    wanted = expected_gradient(old, None)
+    same(expected_gradient(rollout, weights_bt), wanted)
+    assert float((expected_gradient(rollout, None) - wanted).abs().max()) > 1e-3
+
+
 # -- what is refused ---------------------------------------------------------------------------------------
 
 

@@ -136,7 +136,7 @@ def test_an_update_is_the_naive_one(llama_folder, changes):
 
 
 def test_weights_multiply_each_tokens_loss(llama_folder):
-    """Without dual clip, a weight >= 0 on the loss is one on the advantage: w max(-A r, …) = max(-(w A) r, …)."""
+    """Without dual clip, a weight of the loss is one of the advantage: w max(-A r, …) = max(-w A r, …)."""
     columns = make_batch(8, empty=(3,))
     generator = torch.Generator().manual_seed(5)
     weights_bt = 2.0 * torch.rand(8, 7, generator=generator) * columns["response_mask"]

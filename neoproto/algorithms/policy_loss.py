@@ -140,7 +140,7 @@ def vanilla(
     negative_bt = advantages_bt < 0
     # Filled where it does not apply: with c = inf, -A c would be NaN at A = 0.
     bound_bt = torch.where(negative_bt, -advantages_bt * options.clip_ratio_c, torch.inf)
-    loss_bt = _weighted(torch.minimum(upper_bt, bound_bt), weights_bt, mask_bt)
+    loss_bt = _weighted(torch.minimum(upper_bt, bound_bt), weights_bt)
     share = _token_share(mask_bt, denominators)
     return PolicyLoss(
         loss=aggregate_loss(loss_bt, mask_bt, options.loss_agg_mode, denominators),
@@ -177,7 +177,7 @@ def gspo(
     ratio_bt = (row_log_ratio_b1 + own_bt).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     advantages_bt = fill_masked(advantages_bt, mask_bt)
     free_bt, clipped_bt = _surrogates(ratio_bt, advantages_bt, options)
-    loss_bt = _weighted(torch.maximum(free_bt, clipped_bt), weights_bt, mask_bt)
+    loss_bt = _weighted(torch.maximum(free_bt, clipped_bt), weights_bt)
     share = _token_share(mask_bt, denominators)
     return PolicyLoss(
         loss=aggregate_loss(loss_bt, mask_bt, options.loss_agg_mode, denominators),
@@ -214,12 +214,12 @@ def _surrogates(
     return -advantages_bt * ratio_bt, -advantages_bt * clipped_bt
 
 
-def _weighted(loss_bt: torch.Tensor, weights_bt: torch.Tensor | None, mask_bt: torch.Tensor) -> torch.Tensor:
+def _weighted(loss_bt: torch.Tensor, weights_bt: torch.Tensor | None) -> torch.Tensor:
     """Each token's loss times its weight, [B, T]; the weights are constants."""
     if weights_bt is None:
         return loss_bt
     require_same_shape(loss_bt=loss_bt, weights_bt=weights_bt)
-    return loss_bt * fill_masked(weights_bt.detach(), mask_bt)
+    return loss_bt * weights_bt.detach()
 
 
 def _token_share(

@@ -104,7 +104,7 @@ def importance_weights(
     require_same_shape(
         old_log_probs_bt=old_log_probs_bt, rollout_log_probs_bt=rollout_log_probs_bt, mask_bt=mask_bt
     )
-    log_ratio_bt = fill_masked(old_log_probs_bt - rollout_log_probs_bt, mask_bt)
+    log_ratio_bt = old_log_probs_bt - rollout_log_probs_bt
     match level:
         case "token":
             log_weights_bt = log_ratio_bt

@@ -38,6 +38,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_mini_batches(config),
         *_ranks(config),
         *_algorithm(config),
+        *_correction(config),
         *_clipping(config),
         *_reward(config),
         *_topology(config),
@@ -233,6 +234,18 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             f"critic.enable: got {str(enable).lower()}, but {by_estimator}={estimator} {wants}; set null",
             "critic.enable",
             by_estimator,
+        )
+
+
+def _correction(config: RunConfig) -> Iterator[Problem]:
+    """With `bypass_mode` PPO's own ratio corrects; weights on top would correct twice."""
+    correction, where = config.algorithm.rollout_correction, "algorithm.rollout_correction"
+    if correction.bypass_mode and correction.rollout_is is not None:
+        yield _problem(
+            f"{where}.rollout_is: got {correction.rollout_is!r} with {where}.bypass_mode=true, which takes "
+            "PPO's ratio against rollout itself; set one of them to null, false",
+            f"{where}.rollout_is",
+            f"{where}.bypass_mode",
         )
 
 

@@ -50,6 +50,7 @@ def policy_options(config: RunConfig, model_dir: Path, device: DeviceType, total
         use_kl_loss=actor.use_kl_loss,
         kl_loss_coef=actor.kl_loss_coef,
         kl_loss_type=actor.kl_loss_type,
+        use_rollout_is=config.algorithm.rollout_correction.rollout_is is not None,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
         weights=weight_options(config),
     )

@@ -137,6 +137,13 @@ ASYNC = {"trainer.mode": "decoupled_async"}
             {"critic.enable": False},
             ["critic.enable: got false, but algorithm.adv_estimator=gae needs a critic"],
         ),
+        (
+            {"algorithm.rollout_correction": {"rollout_is": "token", "bypass_mode": True}},
+            [
+                "algorithm.rollout_correction.rollout_is: got 'token' with "
+                "algorithm.rollout_correction.bypass_mode=true"
+            ],
+        ),
         ({f"{A}.clip_ratio": 1.5}, [f"{A}.clip_ratio: got 1.5, which must be below 1 on the lower side"]),
         (
             {"reward.name": "exact_match", "reward.custom_reward_function.path": "r.py"},
@@ -266,6 +273,19 @@ def test_the_critic_of_an_algorithm_without_one_is_not_judged() -> None:
 
 def test_the_tiny_model_is_not_judged_when_a_folder_is_given() -> None:
     load({"actor_rollout_ref.model.path": "some/folder", "actor_rollout_ref.model.tiny.num_heads": 3})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rollout_is": "token"},
+        {"rollout_is": "sequence", "rollout_is_threshold": 1, "bypass_mode": False},
+        {"rollout_is": None, "bypass_mode": True},
+    ],
+)
+def test_off_policy_correction_is_a_weight_or_a_bypass(options: dict[str, Any]) -> None:
+    correction = load({"algorithm.rollout_correction": options}).algorithm.rollout_correction
+    assert correction.model_dump(exclude_unset=True) == options
 
 
 def test_files_take_the_place_of_the_task() -> None:

@@ -59,6 +59,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     f"{ROLLOUT}.val_kwargs.temperature": (0.5, {"rollout"}),
     f"{ROLLOUT}.val_kwargs.top_p": (0.9, {"rollout"}),
     f"{ROLLOUT}.val_kwargs.top_k": (10, {"rollout"}),
+    "algorithm.rollout_correction.rollout_is": ("token", {"actor"}),
     "critic.ppo_mini_batch_size": (32, {"critic"}),
     "critic.ppo_micro_batch_size_per_gpu": (32, {"critic"}),
     "critic.ppo_epochs": (2, {"critic"}),
@@ -93,7 +94,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
 """Path: another value than the default, and the groups whose options it changes."""
 
 CONTROLLER = re.compile(
-    r"runtime\..+|topology|algorithm\..+|data\.task\..+"
+    r"runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
     r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed|chat_template)"
     r"|actor_rollout_ref\.model\.(path|tiny\..+)|critic\.(enable|model\.path)"
     rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env)"

@@ -31,7 +31,7 @@ from actors.step_engine import StepEngine
 from neoproto.data.generation import GenerateRequest, Generation
 from neoproto.errors import RolloutError, WeightMismatch
 from neoproto.weights import TensorLayout, WeightVersion
-from neoproto.weights.agent import PauseMode
+from neoproto.weights.agent import PauseMode, run_to_end
 
 T = TypeVar("T")
 
@@ -192,17 +192,7 @@ class EngineThread:
         Raises:
             RolloutError, WeightMismatch: loading failed half-way; the engine has ended.
         """
-        loading = asyncio.ensure_future(self._in_thread(lambda: self._load(version, tensors)))
-        cancelled: asyncio.CancelledError | None = None
-        while not loading.done():
-            try:
-                await asyncio.wait([loading])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            loading.exception()
-            raise cancelled
-        loading.result()
+        await run_to_end(self._in_thread(lambda: self._load(version, tensors)))
 
     async def fail(self, cause: BaseException) -> None:
         """End the engine: everything in flight, waiting, or asked for later raises `RolloutError` from it."""

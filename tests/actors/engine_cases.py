@@ -216,9 +216,11 @@ def case_changing(folder: Path) -> None:
     """Weights that change in mid-generation, in both modes; the prefix cache is on."""
     model = make_model(folder)
     engine = start(str(folder))
-    for n, mode in enumerate(("keep", "abort"), start=1):
-        model = asyncio.run(check_changing(engine, model, mode, n))
-    engine.close()
+    try:
+        for n, mode in enumerate(("keep", "abort"), start=1):
+            model = asyncio.run(check_changing(engine, model, mode, n))
+    finally:
+        engine.close()
 
 
 async def check_changing(engine: Any, old: Any, mode: str, n: int) -> Any:

@@ -97,7 +97,6 @@ class Drafts:
 
     def __init__(self, client: StoreClient, memory: SharedVolume) -> None:
         self._client, self._memory = client, memory
-        self._retired: list[int] = []
         self._lock = threading.Lock()
         self._mapped: collections.OrderedDict[str, torch.Tensor] = collections.OrderedDict()
 
@@ -113,10 +112,9 @@ class Drafts:
             StoreFull: they do not fit; nothing is reserved.
         """
         keys = list(sizes)
-        retired, self._retired = self._retired, []
         what = f"draft of {keys[0]!r}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
         wanted = [(nbytes, 1) for nbytes in sizes.values()]
-        grants = self._client.run(self._client.reserve(what, wanted, retired))
+        grants = self._client.run(self._client.reserve(what, wanted, []))
         spaces = tuple(
             Space(key=key, grant=grant, nbytes=nbytes)
             for (key, nbytes), grant in zip(sizes.items(), grants, strict=True)
@@ -175,8 +173,10 @@ class Drafts:
         return refs
 
     def give_back(self, spaces: Sequence[Space]) -> None:
-        """Tell the volume, with the next reservation; what nobody locks it also takes back by itself."""
-        self._retired += [space.grant.token for space in spaces]
+        """End reservations; a volume that cannot be told takes back by itself what nobody locks."""
+        with contextlib.suppress(StoreError):
+            tokens = [space.grant.token for space in spaces]
+            self._client.run(self._client.reserve("giving memory back", [], tokens))
 
     def _mapping(self, segment: str) -> torch.Tensor:
         """A segment's memory, mapped once and kept: its pages are there when it is written again."""

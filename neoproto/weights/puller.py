@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from neoproto.errors import KeyMissing, NeoProtoError, TornRead
 from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Manifest
-from neoproto.weights.reading import Selection, WeightReader
+from neoproto.weights.reading import Selection, WeightReader, finish
 from neoproto.weights.registry import Lease, Registry
 from neoproto.weights.version import WeightVersion
 
@@ -140,10 +140,9 @@ class Puller:
         await keeper.end(quietly=False)
 
     async def _read(self, keeper: _Keeper, select: Selection | None) -> dict[str, Tensor]:
-        """Read on a thread; when this is cancelled, the read has ended before it returns."""
+        """Read; when this is cancelled, the read has ended before it returns."""
         stop = threading.Event()
-        manifest = keeper.lease.manifest
-        job = asyncio.ensure_future(asyncio.to_thread(self._reader.read, manifest, stop, select=select))
+        job = asyncio.ensure_future(self._finish(self._reader.reading(keeper.lease.manifest, select), stop))
         try:
             return await asyncio.shield(job)
         except KeyMissing:
@@ -156,3 +155,9 @@ class Puller:
                     await asyncio.wait([job])
             job.exception()  # looked at, so that nobody is warned of it
             raise
+
+    async def _finish(
+        self, reading: Generator[None, None, dict[str, Tensor]], stop: threading.Event
+    ) -> dict[str, Tensor]:
+        """On a thread: the store blocks, and reading may be long."""
+        return await asyncio.to_thread(finish, reading, stop)

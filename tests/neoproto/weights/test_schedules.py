@@ -5,14 +5,17 @@ that is read by RDMA would: only leases stand between a reader and a slot that i
 
     NEOPROTO_SCHEDULES=100000 python -m pytest tests/neoproto/weights/test_schedules.py
 
-runs as many schedules as it says; a few hundred by default.
+runs as many schedules as it says, from seeds, besides a hundred of hypothesis's; a few hundred by default.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
+import random
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +31,9 @@ from neoproto.weights.registry import VersionState
 SCHEDULES = int(os.environ.get("NEOPROTO_SCHEDULES", "300"))
 TTL = 9.0
 NAMES = ("a", "b", "c")
+TROUBLES = ("", "", "", "full", "unannounced")
+TIMES = (1.0, TTL / 3, TTL - 0.5, TTL, 2 * TTL)
+COUNTS: Counter[str] = Counter()
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -109,7 +115,11 @@ class Blocking:
     def __init__(self, registry: LocalRegistry) -> None:
         self._rules = registry._rules
 
+    broken = False
+
     def publish(self, manifest: Any) -> None:
+        if self.broken:
+            raise LookupError("the registry does not answer")
         self._rules.publish(manifest)
 
     def retire(self, version: WeightVersion) -> None:
@@ -177,11 +187,12 @@ class Schedules(RuleBasedStateMachine):
         self.registry = LocalRegistry(LOOP.time)
         self.store = SlotStore()
         self.store.deleted = self.nobody_reads
-        self.publisher = Publisher(
-            self.store, Blocking(self.registry), WeightOptions(num_slots=2, bucket_bytes=64)
-        )
+        self.announcing = Blocking(self.registry)
+        options = WeightOptions(num_slots=2, bucket_bytes=64)
+        self.publisher = Publisher(self.store, self.announcing, options)
         self.replicas: list[Replica] = []
         self.n = 0
+        self.counts: Counter[str] = Counter()
 
     def nobody_reads(self, keys: Any) -> None:
         """No bytes go while a lease on their version lives."""
@@ -192,15 +203,20 @@ class Schedules(RuleBasedStateMachine):
     def pick(self, at: int) -> Replica:
         return self.replicas[at % len(self.replicas)]
 
-    @rule(full=st.sampled_from([False, False, False, True]))
-    def publish(self, full: bool) -> None:
-        self.store.full = full
-        tensors = {name: torch.full((16,), float(self.n)) for name in NAMES}
-        # What makes no room, or finds none, changes nothing else; the next publish may succeed.
-        with contextlib.suppress(WeightsInUse, StoreFull):
-            self.publisher.publish(WeightVersion(epoch=0, n=self.n), tensors)
-            assert self.registry._rules.latest().version.n == self.n
-        self.n += 1
+    @rule(count=st.integers(1, 3), trouble=st.sampled_from(TROUBLES))
+    def publish(self, count: int, trouble: str) -> None:
+        self.store.full, self.announcing.broken = trouble == "full", trouble == "unannounced"
+        for _ in range(count):
+            tensors = {name: torch.full((16,), float(self.n)) for name in NAMES}
+            # What finds no room, or is not announced, changes nothing else; the next publish may succeed.
+            try:
+                self.publisher.publish(WeightVersion(epoch=0, n=self.n), tensors)
+                assert self.registry._rules.latest().version.n == self.n
+            except WeightsInUse:
+                self.counts["in use"] += 1
+            except (StoreFull, LookupError):
+                self.counts[trouble] += 1
+            self.n += 1
         LOOP.turns()
 
     @precondition(lambda self: len(self.replicas) < 3)
@@ -222,7 +238,7 @@ class Schedules(RuleBasedStateMachine):
         self.pick(at).use_on.set()
         LOOP.turns()
 
-    @rule(seconds=st.sampled_from([1.0, TTL / 3, TTL - 0.5, TTL, 2 * TTL]))
+    @rule(seconds=st.sampled_from(TIMES))
     def pass_time(self, seconds: float) -> None:
         LOOP.now += seconds
         LOOP.turns()
@@ -236,6 +252,18 @@ class Schedules(RuleBasedStateMachine):
             running.clear()
         else:
             running.set()
+        LOOP.turns()
+
+    @precondition(lambda self: self.replicas)
+    @rule(at=st.integers(0, 2), publishes=st.integers(0, 3))
+    def fall_behind(self, at: int, publishes: int) -> None:
+        """Stuck for longer than the lease lasts, while versions are published."""
+        running = self.pick(at).access.running
+        running.clear()
+        self.pass_time(2 * TTL)
+        if publishes:
+            self.publish(publishes, "")
+        running.set()
         LOOP.turns()
 
     @precondition(lambda self: self.replicas)
@@ -264,6 +292,8 @@ class Schedules(RuleBasedStateMachine):
         """Whatever a replica found wrong is raised here."""
         for replica in [one for one in self.replicas if one.task.done()]:
             self.replicas.remove(replica)
+            self.counts["handed over"] += replica.handed_over
+            self.counts["torn"] += replica.torn
             if not replica.task.cancelled():
                 replica.task.result()
 
@@ -282,6 +312,7 @@ class Schedules(RuleBasedStateMachine):
         for version in self.publisher.live:
             self.publisher.retire(version, timeout=0)
         state = self.registry._rules.state()
+        self.counts["lapsed"] += state.lapsed
         assert state.versions == ()
         assert self.registry._rules._leases == {}, "a lease leaked"
         assert len(self.store.free) == self.store.made, "a slot leaked"
@@ -289,9 +320,53 @@ class Schedules(RuleBasedStateMachine):
 
 
 Schedules.TestCase.settings = settings(
-    max_examples=SCHEDULES,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_schedules = Schedules.TestCase
+
+
+def next_step(machine: Schedules, choose: random.Random) -> Callable[[], None]:
+    """One of the rules that may come next."""
+    at = choose.randrange(3)
+    steps: list[Callable[[], None]] = [
+        lambda: machine.publish(choose.randint(1, 3), choose.choice(TROUBLES)),
+        lambda: machine.pass_time(choose.choice(TIMES)),
+    ]
+    if len(machine.replicas) < 3:
+        steps += [machine.pull] * 2
+    if machine.replicas:
+        steps += [lambda: machine.read(at, choose.randint(1, 4))] * 2
+        steps += [
+            lambda: machine.fall_behind(at, choose.randint(0, 3)),
+            lambda: machine.finish_using(at),
+            lambda: machine.get_stuck_or_go_on(at),
+            lambda: choose.choice([machine.crash, machine.cancel])(at),
+        ]
+    return choose.choice(steps)
+
+
+def random_schedule(seed: int) -> None:
+    """One schedule without hypothesis, which is several times slower; the seed says which."""
+    choose = random.Random(seed)
+    machine = Schedules()
+    for _ in range(30):
+        next_step(machine, choose)()
+        machine.settle()
+        machine.slots_are_bounded_and_versions_are_there()
+    machine.teardown()
+    for name, count in machine.counts.items():
+        COUNTS[name] += count
+
+
+def test_many_schedules(capsys):
+    logging.getLogger("neoproto.weights.puller").setLevel(logging.ERROR)
+    COUNTS.clear()
+    for seed in range(SCHEDULES):
+        try:
+            random_schedule(seed)
+        except BaseException as error:
+            error.add_note(f"schedule {seed}")
+            raise
+    with capsys.disabled():
+        print(f"\n{SCHEDULES} schedules: {dict(COUNTS)}")
+    assert all(COUNTS[name] for name in ("handed over", "torn", "in use", "full", "unannounced", "lapsed"))

@@ -21,6 +21,7 @@ from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Manifest
 from neoproto.weights.reading import Selection, WeightReader, finish
 from neoproto.weights.registry import Lease, Registry
+from neoproto.weights.transport import Transport
 from neoproto.weights.version import WeightVersion
 
 logger = logging.getLogger(__name__)
@@ -108,11 +109,20 @@ class Puller:
         registry: which versions there are.
         holder: the replica, as others shall see it.
         ttl: seconds after which a lease lapses if this process is gone or stuck.
+        transport: how the bytes come, see `make_transport`; None is through the store.
     """
 
-    def __init__(self, store: ObjectStore, registry: Registry, holder: str, ttl: float = 30.0) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        registry: Registry,
+        holder: str,
+        ttl: float = 30.0,
+        *,
+        transport: Transport | None = None,
+    ) -> None:
         self._registry, self._holder, self._ttl = registry, holder, ttl
-        self._reader = WeightReader(store)
+        self._reader = WeightReader(store, transport)
 
     @asynccontextmanager
     async def pull(

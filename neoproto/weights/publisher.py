@@ -87,7 +87,7 @@ class Publisher:
         self._prefix, self._peers = prefix, peers or Alone()
         self._registry = registry if registry is not None else OwnRegistry()
         self._options = options or WeightOptions()
-        self._transport: Transport = make_transport(store, self._options)
+        self._transport: Transport = make_transport(store, self._options.transport)
         self._place = self._transport.place or f"rank {self._peers.rank}"
         self._pins = Pins()
         dtype = self._options.rollout_dtype

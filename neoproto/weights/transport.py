@@ -18,7 +18,7 @@ from neoproto.errors import StoreError
 from neoproto.store import ObjectRef, ObjectStore
 from neoproto.store.writing import drafts_of
 from neoproto.weights.manifest import BucketRef, RemoteMemory
-from neoproto.weights.options import WeightOptions
+from neoproto.weights.options import TransportName
 
 
 class OpenBuckets(Protocol):
@@ -92,18 +92,18 @@ class Transport(Protocol):
         ...
 
 
-def make_transport(store: ObjectStore, options: WeightOptions) -> Transport:
-    """The transport that the options name.
+def make_transport(store: ObjectStore, name: TransportName) -> Transport:
+    """The transport of that name.
 
     Raises:
         StoreError: it does not work in this process: no shared memory, or no NIXL.
     """
-    if options.transport == "nixl":
+    if name == "nixl":
         from neoproto.weights.nixl import NixlTransport  # only where it is asked for
 
         return NixlTransport()
-    transport = StoreTransport(store, in_place=options.transport != "store")
-    if options.transport == "shared_memory" and not transport.place:
+    transport = StoreTransport(store, in_place=name != "store")
+    if name == "shared_memory" and not transport.place:
         raise StoreError("weights cannot be written in place: the store has no shared memory in this process")
     return transport
 

@@ -20,18 +20,18 @@ def host():
 
 
 def test_the_options_say_how_bytes_travel(host):
-    assert make_transport(host, WeightOptions()).place == "volume 0"
-    assert make_transport(host, WeightOptions(transport="shared_memory")).place == "volume 0"
-    assert make_transport(host, WeightOptions(transport="store")).place == ""
-    assert make_transport(MemoryStore(), WeightOptions()).place == ""
+    assert make_transport(host, "auto").place == "volume 0"
+    assert make_transport(host, "shared_memory").place == "volume 0"
+    assert make_transport(host, "store").place == ""
+    assert make_transport(MemoryStore(), "auto").place == ""
     with pytest.raises(StoreError, match="no shared memory in this process"):
-        make_transport(MemoryStore(), WeightOptions(transport="shared_memory"))
+        make_transport(MemoryStore(), "shared_memory")
     with pytest.raises(StoreError, match="no shared memory here"):
         StoreTransport(MemoryStore()).open(())
 
 
 def test_put_slots_use_the_same_host_memory_for_every_version():
-    transport = make_transport(MemoryStore(), WeightOptions(transport="store"))
+    transport = make_transport(MemoryStore(), "store")
     first, second = (transport.start({f"{n}/a": 8, f"{n}/b": 16}).buffers for n in range(2))
     assert [buffer.data_ptr() for buffer in first] == [buffer.data_ptr() for buffer in second]
 
@@ -39,7 +39,7 @@ def test_put_slots_use_the_same_host_memory_for_every_version():
 def test_nixl_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nixl._api", None)
     with pytest.raises(StoreError, match="transport 'nixl' cannot be used"):
-        make_transport(MemoryStore(), WeightOptions(transport="nixl"))
+        make_transport(MemoryStore(), "nixl")
 
 
 def test_nixl_reads_the_publishers_memory_bit_for_bit():
@@ -48,7 +48,7 @@ def test_nixl_reads_the_publishers_memory_bit_for_bit():
     options = WeightOptions(transport="nixl", num_slots=2, bucket_bytes=1 << 16, rollout_dtype="bfloat16")
     publisher = Publisher(MemoryStore(), None, options)
     store = MemoryStore()
-    reader = WeightReader(store, make_transport(store, options))
+    reader = WeightReader(store, make_transport(store, "nixl"))
     for n in range(5):
         generator = torch.Generator().manual_seed(n)
         tensors = {f"w{index}": torch.randn(50, 301, generator=generator) for index in range(8)}
@@ -64,7 +64,7 @@ def test_nixl_reads_the_publishers_memory_bit_for_bit():
     async def pull():
         registry = LocalRegistry()
         await registry.publish(manifest)
-        async with Puller(store, registry, "r0", transport=make_transport(store, options)).pull() as pulled:
+        async with Puller(store, registry, "r0", transport=make_transport(store, "nixl")).pull() as pulled:
             assert torch.equal(pulled.tensors["w0"], expected["w0"])
 
     asyncio.run(pull())

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 TransportName = Literal["auto", "shared_memory", "store", "nixl"]
-"""How the bytes of weights travel. "auto": written into the store's shared memory, mapped on the same host and
-sent by the store between hosts. "shared_memory": the same, refused where there is none. "store": put from the
-publisher's own memory. "nixl": read by NIXL from the publisher's memory."""
+"""How the bytes of weights travel. "auto": written into the store's shared memory, mapped on the same host
+and sent by the store between hosts. "shared_memory": the same, refused where there is none. "store": put from
+the publisher's own memory. "nixl": read by NIXL from the publisher's memory."""
 
 PauseMode = Literal["abort", "keep"]
 """What becomes of requests in flight. "abort": they are stopped, and go on as continuations of what they had.

@@ -40,7 +40,8 @@ class Replicas(RolloutWorker):
     """Rollout workers whose engine answers from arithmetic: slowly, 20 ms a step, on version 1."""
 
     def __init__(self) -> None:
-        fake, pace = FakeEngine(), threading.Event()
+        self._fake, pace = FakeEngine(), threading.Event()
+        fake = self._fake
 
         def on_step(running: int) -> None:
             if fake.version == 1:
@@ -48,6 +49,10 @@ class Replicas(RolloutWorker):
 
         fake.on_step = on_step
         self._rollout = Rollout(rollout_options(), EngineThread(lambda: fake))
+
+    async def in_flight(self) -> int:
+        """Requests in the engine."""
+        return len(self._fake.running)
 
 
 class Trainer(Worker):

@@ -66,7 +66,9 @@ def test_replicas_take_versions_on_their_own_until_the_registry_dies(tmp_path: P
         assert served(1)
         trainer.submit("publish", (2,), timeout=30).result()
         answers = rollout.submit("generate_sequences", (prompts(8),), timeout=60)
-        time.sleep(0.3)
+        until = time.monotonic() + 10
+        while not all(rollout.submit("in_flight", timeout=10).result()):
+            assert time.monotonic() < until
         trainer.submit("publish", (3,), timeout=30).result()
         assert served(3)
         assert (1, 3) in spans(answers.result()) <= {(1,), (1, 3)}

@@ -25,12 +25,12 @@ from actors.vllm_engine import refresh_tied
 
 
 @dataclass
-class FileInitInfo(WeightTransferInitInfo):
+class FileInitInfo(WeightTransferInitInfo):  # type: ignore[misc] # types of vLLM are not followed
     """Nothing is agreed on beforehand."""
 
 
 @dataclass
-class FileUpdateInfo(WeightTransferUpdateInfo):
+class FileUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Where the weights of one version are.
 
     Attributes:
@@ -40,7 +40,7 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
     path: str
 
 
-class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  # type: ignore[misc]
     """One worker's side: maps the file and loads what its model takes of it."""
 
     init_info_cls = FileInitInfo

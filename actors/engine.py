@@ -31,7 +31,8 @@ from actors.step_engine import StepEngine
 from neoproto.data.generation import GenerateRequest, Generation
 from neoproto.errors import RolloutError, WeightMismatch
 from neoproto.weights import TensorLayout, WeightVersion
-from neoproto.weights.agent import PauseMode, run_to_end
+from neoproto.weights.agent import run_to_end
+from neoproto.weights.options import PauseMode
 
 T = TypeVar("T")
 

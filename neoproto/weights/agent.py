@@ -14,20 +14,17 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from torch import Tensor
 
 from neoproto.errors import LeaseExpired, NeoProtoError, TornRead
 from neoproto.weights.manifest import Manifest, TensorLayout
+from neoproto.weights.options import PauseMode, UpdateOptions
 from neoproto.weights.registry import Registry
 from neoproto.weights.version import WeightVersion, should_load
 
 T = TypeVar("T")
-
-PauseMode = Literal["abort", "keep"]
-"""What becomes of requests in flight. "abort": they are stopped, and go on as continuations of what they had.
-"keep": they are frozen, and go on with their cache computed again."""
 
 MOST_TORN_READS = 5
 """Reads in a row whose lease lapsed, after which a replica gives up."""
@@ -112,14 +109,7 @@ class UpdateAgent:
         puller: reads them.
         engine: the replica's.
         replica: its name in the registry.
-        min_version_lag: how many publishes the replica must be behind before it loads, >= 1.
-        poll_interval: seconds after which it looks around again if the registry has nothing new, > 0.
-        pause_mode: see `PauseMode`.
-        drain_timeout: seconds that requests in flight are given to end before a pause. New ones wait for the
-            new weights meanwhile, so trajectories shorter than this span one version.
-
-    Raises:
-        ValueError: a value out of range.
+        options: when and how.
     """
 
     def __init__(
@@ -127,22 +117,12 @@ class UpdateAgent:
         registry: Registry,
         puller: WeightPuller,
         engine: ServingEngine,
+        options: UpdateOptions | None = None,
         *,
         replica: str,
-        min_version_lag: int = 1,
-        poll_interval: float = 1.0,
-        pause_mode: PauseMode = "abort",
-        drain_timeout: float = 5.0,
     ) -> None:
-        if min_version_lag < 1:
-            raise ValueError(f"min_version_lag must be at least 1, got {min_version_lag}")
-        if not poll_interval > 0 or drain_timeout < 0:
-            raise ValueError(
-                f"poll_interval must be > 0 and drain_timeout >= 0, got {poll_interval} and {drain_timeout}"
-            )
         self._registry, self._puller, self._engine, self._replica = registry, puller, engine, replica
-        self._min_version_lag, self._poll_interval = min_version_lag, poll_interval
-        self._pause_mode, self._drain_timeout = pause_mode, drain_timeout
+        self._options = options or UpdateOptions()
         self._version: WeightVersion | None = None
         self._updating = asyncio.Lock()
         self._failure: Exception | None = None
@@ -181,7 +161,7 @@ class UpdateAgent:
         """
         seen: WeightVersion | None = None
         while True:
-            newest = await self._registry.wait_newer(seen, self._poll_interval)
+            newest = await self._registry.wait_newer(seen, self._options.poll_interval)
             if self._failure is not None:
                 raise self._gave_up() from self._failure
             if newest is not None:
@@ -212,7 +192,7 @@ class UpdateAgent:
             async with asyncio.timeout(timeout):
                 seen: WeightVersion | None = None
                 while self._version is None or self._version < version:
-                    newest = await self._registry.wait_newer(seen, self._poll_interval)
+                    newest = await self._registry.wait_newer(seen, self._options.poll_interval)
                     if newest is not None:
                         seen = newest
                         await self._catch_up(wanted=version)
@@ -238,7 +218,9 @@ class UpdateAgent:
     def _is_due(self, newest: WeightVersion, wanted: WeightVersion | None) -> bool:
         if self._version is not None and newest <= self._version:
             return False
-        return should_load(self._version, newest, min_version_lag=self._min_version_lag, wanted=wanted)
+        return should_load(
+            self._version, newest, min_version_lag=self._options.min_version_lag, wanted=wanted
+        )
 
     async def _update(self) -> None:
         """Read the newest version and have the engine serve it; a torn read is made again."""
@@ -275,7 +257,7 @@ class UpdateAgent:
         await self._engine.check_layout(held.manifest.layout(), f"weights {held.version}")
         if self._paused_since is None:
             start = _now()
-            await self._engine.pause(self._pause_mode, self._drain_timeout)
+            await self._engine.pause(self._options.pause_mode, self._options.drain_timeout)
             self._paused_since = start
         await run_to_end(self._swap(held))
         return held.version

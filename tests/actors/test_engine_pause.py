@@ -16,7 +16,7 @@ from actors.engine import EngineThread
 from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.weights import WeightVersion
-from neoproto.weights.agent import PauseMode
+from neoproto.weights.options import PauseMode
 from tests.actors.fake_engine import FakeEngine, answer, length_of
 
 WEIGHTS = {"w": torch.zeros(2)}

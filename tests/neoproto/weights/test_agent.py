@@ -14,7 +14,8 @@ from torch import Tensor
 from neoproto.errors import NeoProtoError, RolloutError, TornRead, WeightMismatch
 from neoproto.store import MemoryStore
 from neoproto.weights import LocalRegistry, Publisher, Puller, TensorLayout, check_layout
-from neoproto.weights.agent import MOST_TORN_READS, Held, PauseMode, UpdateAgent, run_to_end
+from neoproto.weights.agent import MOST_TORN_READS, Held, UpdateAgent, run_to_end
+from neoproto.weights.options import PauseMode, UpdateOptions
 from tests.neoproto.weights.manifests import version
 from tests.neoproto.weights.test_puller import SlowStore
 
@@ -84,8 +85,8 @@ class Replica:
             self.registry,
             self.puller,
             self.engine,
+            UpdateOptions(**({"poll_interval": 0.02, "drain_timeout": 0.0} | options)),
             replica="rollout/0",
-            **({"poll_interval": 0.02, "drain_timeout": 0.0} | options),
         )
 
     async def publish(self, n: int, name: str = "w") -> None:
@@ -379,7 +380,9 @@ def test_work_that_runs_to_its_end_reports_a_failure_and_a_cancellation() -> Non
     run(scenario)
 
 
-@pytest.mark.parametrize("wrong", [{"min_version_lag": 0}, {"poll_interval": 0}, {"drain_timeout": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"min_version_lag": 0}, {"poll_interval": 0}, {"drain_timeout": -1}, {"pause_mode": "wait"}]
+)
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Replica(**wrong)
+        UpdateOptions(**wrong)

@@ -1,8 +1,8 @@
 """Workers that take the time real ones would, on a virtual clock, and compute nothing.
 
-Generation is a log-normal time a prompt, in a fixed number of slots a replica; what does not fit waits. A load
-freezes the slots, and what was in them goes on with the new weights. Weights are versions without bytes, but
-registry, leases and update agents are the real ones.
+Generation is a log-normal time a prompt, in a fixed number of slots a replica; what does not fit waits. A
+load freezes the slots, and what was in them goes on with the new weights. Weights are versions without bytes,
+but registry, leases and update agents are the real ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from neoproto.data import DataProto
 from neoproto.errors import TornRead
 from neoproto.weights import Lease, LocalRegistry, Manifest, WeightVersion
 from neoproto.weights.agent import UpdateAgent
+from neoproto.weights.options import PauseMode, UpdateOptions
 
 R = 4
 """Response tokens of a simulated answer: enough to carry its weight versions."""
@@ -32,7 +33,14 @@ LEASE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds. `generate` is the median of a log-normal distribution over prompts, `sigma` its shape."""
+    """Seconds.
+
+    Attributes:
+        train: a training step.
+        generate, sigma: median of a prompt's log-normal time in a slot, and the shape of the distribution.
+        prefetch, load: reading a version while generating, and standing still to load it.
+        driven_sync: standing still, reading included, where the trainer has all replicas load.
+    """
 
     train: float = 5.0
     generate: float = 3.0
@@ -40,7 +48,6 @@ class Times:
     prefetch: float = 2.0
     load: float = 1.0
     driven_sync: float = 1.35
-    drain: float = 0.0
 
     @property
     def mean_generate(self) -> float:
@@ -85,7 +92,7 @@ class Engine:
     async def check_layout(self, layout: Mapping[str, Any], what: str) -> None:
         """Weights without tensors fit any engine."""
 
-    async def pause(self, mode: Literal["abort", "keep"], drain_s: float) -> None:
+    async def pause(self, mode: PauseMode, drain_s: float) -> None:
         self._closed = True
         if drain_s > 0 and self._running:
             self._emptied.clear()
@@ -122,7 +129,9 @@ class Engine:
             request = heapq.heappop(self._running)
             if not request.done.done():
                 request.done.set_result(request.versions)
-        while not self._closed and self.version is not None and self._waiting and len(self._running) < self._slots:
+        open_slots = 0 if self._closed else self._slots - len(self._running)
+        while open_slots > 0 and self.version is not None and self._waiting:
+            open_slots -= 1
             request = self._waiting.popleft()
             request.ends, request.versions = self._worked + request.seconds, [self.version]
             heapq.heappush(self._running, request)
@@ -182,18 +191,13 @@ class SimulatedReplica:
         slots: int,
         times: Times,
         driven: bool,
-        min_version_lag: int,
+        options: UpdateOptions,
         seed: int,
     ) -> None:
         load, prefetch = (times.driven_sync, 0.0) if driven else (times.load, times.prefetch)
         self.engine = Engine(slots, load)
         self.agent = UpdateAgent(
-            registry,
-            Puller(registry, name, prefetch),
-            self.engine,
-            replica=name,
-            min_version_lag=min_version_lag,
-            drain_timeout=times.drain,
+            registry, Puller(registry, name, prefetch), self.engine, options, replica=name
         )
         self._draw = random.Random(f"{seed} {name}")
         self._times = times
@@ -211,7 +215,10 @@ def answer_batch(prompts: DataProto, answers: Sequence[Sequence[WeightVersion]])
     """The columns of answers of R tokens; each version generated at least one of them."""
     rows = len(answers)
     versions = torch.tensor(
-        [[answer[min(token, len(answer) - 1)].n for token in range(R - 1)] + [answer[-1].n] for answer in answers]
+        [
+            [answer[min(token, len(answer) - 1)].n for token in range(R - 1)] + [answer[-1].n]
+            for answer in answers
+        ]
     )
     asked = torch.ones(rows, 1, dtype=torch.int64)
     mask = torch.ones(rows, R, dtype=torch.int64)
@@ -236,7 +243,12 @@ class SimulatedGroup:
     """A worker group: its methods run on the account of the workers, in one order if `serial`."""
 
     def __init__(
-        self, name: str, methods: Mapping[str, Method], *, ranks: Sequence[Mapping[str, Method]] = (), serial: bool = False
+        self,
+        name: str,
+        methods: Mapping[str, Method],
+        *,
+        ranks: Sequence[Mapping[str, Method]] = (),
+        serial: bool = False,
     ) -> None:
         self.name, self.world_size = name, max(1, len(ranks))
         self._methods, self._ranks = methods, ranks
@@ -293,7 +305,7 @@ class Trainee:
             held = await self._registry.wait_reclaimed(oldest, LEASE_S)
             if held:
                 raise TimeoutError(f"{oldest} is held by {held}")
-        manifest = Manifest(version=version, entries=(), buckets=())
+        manifest = Manifest(version=version, entries=(), buckets=(), bucket_bytes=())
         await self._registry.publish(manifest)
         self._published.append(version)
         return manifest

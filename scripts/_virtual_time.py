@@ -18,7 +18,7 @@ SIDE: ContextVar[str] = ContextVar("SIDE", default="controller")
 """On whose account the tasks made here run."""
 
 
-class _Jump(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  # chosen for the platform at run time
+class _Jump(selectors.DefaultSelector):
     """Moves the clock on where another selector would sleep."""
 
     loop: VirtualLoop

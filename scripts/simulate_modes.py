@@ -1,10 +1,10 @@
-"""The three trainer modes on simulated workers: how fast they go, how stale samples get, what the controller costs.
+"""The three trainer modes on simulated workers: speed, staleness of samples, what the controller costs.
 
-    python scripts/simulate_modes.py [--replicas 1,2,4,8,…,256] [--steps 12] [--warmup-batches 2] [--prefetch 2.0] …
+    python scripts/simulate_modes.py [--replicas 1,4,16,64,256] [--repeats 5] [--warmup-batches 2] …
 
-The trainers, the prompt queue, the dispatcher, the replay buffer, the weight registry and the update agents are
-those of a real run; generation, training and weight traffic are waits on a virtual clock. The last line is one
-JSON object.
+The trainers, the prompt queue, the dispatcher, the replay buffer, the weight registry and the update agents
+are those of a real run; generation, training and weight traffic are waits on a virtual clock. The last line
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import StepReport, TrainingParts, training_parts
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.weights import LocalRegistry, WeightVersion
+from neoproto.weights.options import UpdateOptions
 
 MODES = ("sync", "separate_async", "decoupled_async")
 OFF_POLICY = "training/off_policy"
@@ -55,7 +56,7 @@ class Setup:
     prompts: int = 512
     slots: int = 64
     steps: int = 12
-    times: Times = Times()
+    times: Times = field(default_factory=Times)
     warmup_batches: int = 2
     threshold: int = 4
     min_version_lag: int = 1
@@ -85,8 +86,8 @@ class Outcome:
     Attributes:
         step_s: virtual seconds a step.
         prompts_per_s: trained on, by virtual time.
-        training_idle, rollout_idle: shares of the time in which the policy's devices, and the replicas' slots,
-            did not work.
+        training_idle, rollout_idle: shares of the time in which the policy's devices, and the replicas'
+            slots, did not work.
         staleness, staleness_max, spans: see `training/off_policy/*`; means of steps, and the most.
         evicted: share of the generated groups.
         controller_cpu_s: real seconds a step that trainer, queue, dispatcher and buffer computed.
@@ -152,7 +153,7 @@ class Simulation:
                 slots=setup.slots,
                 times=setup.times,
                 driven=setup.mode != "decoupled_async",
-                min_version_lag=setup.min_version_lag,
+                options=UpdateOptions(min_version_lag=setup.min_version_lag, drain_timeout=0.0),
                 seed=setup.seed,
             )
             for rank in range(setup.replicas)
@@ -304,3 +305,128 @@ def simulate(setup: Setup) -> Outcome:
         outcome = runner.run(run())
     store.close()
     return outcome
+
+
+def base_figures(outcomes: Mapping[str, Sequence[Outcome]], bound: float) -> list[Figure]:
+    """The base case: one set of figures a mode, and the goal."""
+    figures = [Figure(name="bound", value=bound, unit="s/step")]
+    for mode, runs in outcomes.items():
+        detail = {"runs": [run.rounded() for run in runs]}
+        for name, unit in (
+            ("step_s", "s/step"),
+            ("prompts_per_s", "1/s"),
+            ("training_idle", "share"),
+            ("rollout_idle", "share"),
+            ("staleness", "versions"),
+            ("evicted", "share"),
+            ("controller_cpu_s", "s/step"),
+        ):
+            value = statistics.median(getattr(run, name) for run in runs)
+            figures.append(
+                Figure(
+                    name=f"{mode}/{name}", value=value, unit=unit, detail=detail if name == "step_s" else {}
+                )
+            )
+    decoupled = statistics.median(run.step_s for run in outcomes["decoupled_async"])
+    separate = statistics.median(run.step_s for run in outcomes["separate_async"])
+    return [
+        *figures,
+        Figure(name="decoupled_vs_bound", value=decoupled / bound, unit="ratio", goal="<= 1.1"),
+        Figure(name="separate_vs_decoupled", value=separate / decoupled, unit="ratio"),
+    ]
+
+
+def scaling_figures(
+    outcomes: Mapping[int, Mapping[str, Outcome]], bounds: Mapping[int, float]
+) -> list[Figure]:
+    """How the modes and the controller's cost change with the number of replicas, prompts growing alike."""
+    figures = []
+    for replicas, by_mode in outcomes.items():
+        for mode, outcome in by_mode.items():
+            figures.append(
+                Figure(
+                    name=f"{mode}/{replicas}_replicas",
+                    value=outcome.step_s / bounds[replicas],
+                    unit="of bound",
+                    detail=outcome.rounded(),
+                )
+            )
+    cost = {
+        replicas: by_mode["decoupled_async"].controller_cpu_s / replicas
+        for replicas, by_mode in outcomes.items()
+    }
+    fewest, most = min(cost), max(cost)
+    growth = Figure(
+        name=f"controller_cpu_a_replica_{fewest}_to_{most}",
+        value=cost[most] / cost[fewest],
+        unit="ratio",
+        goal="<= 1.1",
+        detail={"s_a_step_and_replica": {str(replicas): round(value, 6) for replicas, value in cost.items()}},
+    )
+    return [*figures, growth]
+
+
+def setup_of(options: argparse.Namespace, mode: str, *, replicas: int, prompts: int, seed: int = 0) -> Setup:
+    times = Times(**{name: getattr(options, name) for name in Times.__dataclass_fields__})
+    return Setup(
+        mode=mode,
+        replicas=replicas,
+        prompts=prompts,
+        slots=options.slots,
+        steps=options.steps,
+        times=times,
+        warmup_batches=options.warmup_batches,
+        threshold=options.threshold,
+        min_version_lag=options.min_version_lag,
+        per_call=options.per_call,
+        seed=seed,
+    )
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="base case with so many seeds")
+    parser.add_argument("--base-replicas", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=512, help="of a step, with that many replicas")
+    parser.add_argument("--replicas", default="1,4,16,64,256", help="scaling, prompts growing alike")
+    parser.add_argument("--slots", type=int, default=64, help="prompts that one replica generates at a time")
+    parser.add_argument("--steps", type=int, default=12, help=f"{SKIPPED} at either end are not measured")
+    parser.add_argument("--warmup-batches", type=int, default=2)
+    parser.add_argument("--threshold", type=int, default=4, help="max_off_policy_threshold")
+    parser.add_argument("--min-version-lag", type=int, default=1)
+    parser.add_argument("--per-call", type=int, default=2, help="dispatch_batch_size")
+    for name, spec in Times.__dataclass_fields__.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=spec.default)
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(given)
+    torch.set_num_threads(1)  # what the controller computes is measured on its thread
+    base: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
+    for seed in range(options.repeats):
+        for mode in MODES:
+            base[mode].append(
+                simulate(
+                    setup_of(
+                        options, mode, replicas=options.base_replicas, prompts=options.prompts, seed=seed
+                    )
+                )
+            )
+    bound = setup_of(options, MODES[0], replicas=options.base_replicas, prompts=options.prompts).bound
+    figures = base_figures(base, bound)
+    scaled: dict[int, dict[str, Outcome]] = {}
+    bounds: dict[int, float] = {}
+    for replicas in map(int, options.replicas.split(",")):
+        prompts = options.prompts * replicas // options.base_replicas
+        setups = {mode: setup_of(options, mode, replicas=replicas, prompts=prompts) for mode in MODES}
+        scaled[replicas] = {mode: simulate(setup) for mode, setup in setups.items()}
+        bounds[replicas] = setups[MODES[0]].bound
+        print(f"{replicas} replicas: {scaled[replicas]['decoupled_async'].rounded()}", flush=True)
+    report("simulate_modes", options.repeats, [*figures, *scaling_figures(scaled, bounds)])
+
+
+if __name__ == "__main__":
+    main()

@@ -42,7 +42,7 @@ class ReplayBufferConfig(Section):
     max_off_policy_threshold: Count = 2
     """How many publishes before the newest a group's oldest trajectory may have started."""
     max_off_policy_strategy: Literal["drop", "wait"] = "drop"
-    """drop = too old groups are dropped and their number of prompts enqueued anew; wait = they are trained on
-    all the same, and no new prompt starts while one waits."""
+    """drop = too old groups are dropped and their number of prompts enqueued anew; wait = no batch is taken
+    while a group is being generated that would be too old for the next one."""
     max_tries: Count = 3
     """A prompt whose replica died is given to another one so often."""

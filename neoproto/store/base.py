@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
-import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -319,7 +319,7 @@ def store_of(ref: ObjectRef) -> ObjectStore:
 
 def fresh_key(prefix: str = "object") -> str:
     """A key nobody else uses."""
-    return f"{prefix}/{uuid.uuid4().hex}"
+    return f"{prefix}/{os.urandom(16).hex()}"
 
 
 def pair_rows(

@@ -40,7 +40,7 @@ from neoproto.store.pool import Grant
 from neoproto.store.putter import Putter, new_generation
 from neoproto.store.rowcache import Plan, RowCache
 from neoproto.store.snapshots import Lease, Snapshot
-from neoproto.store.wire import Gone, Received, Sent, Wanted, text_of, to_blobs, to_parts
+from neoproto.store.wire import Gone, Received, Sent, Wanted, pack, text_of, to_blobs, to_parts
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreSpec
@@ -266,10 +266,11 @@ class StoreClient:
         if self._putter is None:
             self._putter = Putter(self.name, self.volume, memory, self._reserve)
         written = await self._putter.write(what, named)
+        packed = pack(written.refs)
         try:
             told: tuple[Any, Any] = await asyncio.gather(
-                self._call(what, self._volume(self.volume).commit, written.tokens, written.refs),
-                self._call(what, self._spec.index.announce, written.refs),
+                self._call(what, self._volume(self.volume).commit, written.tokens, packed),
+                self._call(what, self._spec.index.announce, packed),
                 return_exceptions=True,
             )
         finally:
@@ -306,7 +307,7 @@ class StoreClient:
             )
             for one, place in zip(sent, places, strict=True)
         ]
-        await self._drop(await self._call(what, self._spec.index.announce, refs))
+        await self._drop(await self._call(what, self._spec.index.announce, pack(refs)))
         return refs
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:

@@ -42,7 +42,7 @@ from neoproto.store.client import StoreClient, home_volume
 from neoproto.store.pool import Grant
 from neoproto.store.shm import remove_files
 from neoproto.store.values import Values, VolumeOptions, volume_ids
-from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of
+from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of, unpack
 
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
@@ -183,9 +183,10 @@ class Volume(StorageVolume):
         return await self.values.reserve(wanted, retired)
 
     @endpoint
-    async def commit(self, tokens: list[int], refs: list[ObjectRef]) -> None:
+    async def commit(self, tokens: list[int], packed: bytes) -> None:
         """See `Values.commit`."""
         self._check_open()
+        refs = unpack(packed)
         self.values.commit(tokens, refs)
         for ref in refs:
             self.store.kv.pop(ref.key, None)
@@ -247,11 +248,11 @@ class Index(Controller):
         self.is_initialized = True
 
     @endpoint
-    async def announce(self, refs: list[ObjectRef]) -> list[Gone]:
+    async def announce(self, packed: bytes) -> list[Gone]:
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
         self._check_open()
         displaced = []
-        for ref in refs:
+        for ref in unpack(packed):
             displaced += self._forget(ref.key)
             self.refs[ref.key] = ref
         return displaced

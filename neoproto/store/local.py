@@ -2,7 +2,7 @@
 
 write   Grant ──open──> Pen: shared lock, reservation checked ──> bytes ──> publish: the table's words
 read    large: shared lock ──> generation checked ──> private mapping; the lock goes with the mapping
-        small: generation checked ──> bytes copied ──> generation checked again
+        small, or wide rows: generation checked ──> bytes copied ──> generation checked again
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError
-from neoproto.store.base import ObjectRef, Place, Rows
+from neoproto.store.base import ObjectRef, Place, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.pool import Grant
 from neoproto.store.shm import (
@@ -28,13 +30,15 @@ from neoproto.store.shm import (
     map_private,
     map_shared,
     path_of,
-    read_all,
+    read_into,
     try_lock,
     write_all,
 )
 
 MAP_BYTES = 128 << 10
 """Values of at least this size are mapped, smaller ones are copied: a process may have 65,530 mappings."""
+_WIDE_BYTES = 1024
+"""Rows of at least this size are copied run by run: to map them costs a page fault each, which is more."""
 _ALIGN = 64
 _KNOWN_SEGMENTS = 64
 
@@ -95,6 +99,8 @@ class SharedVolume:
         """
         if rows is not None:
             rows = check_rows(ref.info, rows, ref.key)
+            if _is_wide(ref.info):
+                return decode(*self._copy_rows(ref, rows))
         parts = self.parts(ref)
         if rows is None:
             if ref.info.nbytes < MAP_BYTES:
@@ -119,24 +125,46 @@ class SharedVolume:
             raise _missing(ref)
 
     def _copy(self, ref: ObjectRef, place: Place) -> Parts:
-        self._check(ref, place)
         offsets, total = layout(place.sizes)
+        data = np.empty(total, dtype=np.uint8)
+        self._check(ref, place)
+        fd = self._open(ref, place)
         try:
-            fd = os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise self._gone(ref) from None
-        try:
-            data = read_all(fd, total, place.offset)
+            read_into(fd, data, place.offset)
         finally:
             os.close(fd)
         self._check(ref, place)
         return _split(data, offsets, place.sizes)
 
-    def _map(self, ref: ObjectRef, place: Place) -> Parts:
+    def _copy_rows(self, ref: ObjectRef, rows: Rows) -> tuple[ValueInfo, Parts]:
+        """Rows of a value that is one part, and no other bytes of it."""
+        place = ref.place
+        assert place is not None
+        index, width = np.asarray(rows, dtype=np.int64), ref.info.nbytes // ref.info.shape[0]
+        data = np.empty((len(index), width), dtype=np.uint8)
+        ends = [*(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)] if len(index) else []
+        self._check(ref, place)
+        fd = self._open(ref, place)
         try:
-            fd = os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
+            start = 0
+            for end in ends:
+                read_into(fd, data[start:end].reshape(-1), place.offset + int(index[start]) * width)
+                start = end
+        finally:
+            os.close(fd)
+        self._check(ref, place)
+        self.copied += data.nbytes
+        info = replace(ref.info, shape=(len(index), *ref.info.shape[1:]), nbytes=data.nbytes)
+        return info, (torch.from_numpy(data).reshape(-1),)
+
+    def _open(self, ref: ObjectRef, place: Place) -> int:
+        try:
+            return os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise self._gone(ref) from None
+
+    def _map(self, ref: ObjectRef, place: Place) -> Parts:
+        fd = self._open(ref, place)
         try:
             if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse the segment
                 raise self._gone(ref)
@@ -254,6 +282,11 @@ def _split(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> Parts:
     # An empty array's stride of 0 would keep its tensor from being viewed as another dtype.
     whole = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
     return tuple(whole[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _is_wide(info: ValueInfo) -> bool:
+    large = info.kind in ("tensor", "array") and info.nbytes >= MAP_BYTES
+    return large and info.nbytes // info.shape[0] >= _WIDE_BYTES
 
 
 def _missing(ref: ObjectRef) -> KeyMissing:

@@ -9,7 +9,7 @@ All methods run on the client's loop; large copies go to a thread.
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ Reserve = Callable[[str, list[tuple[int, int]], list[int]], Awaitable[list[Grant
 
 def new_generation() -> int:
     """A number that no other value has: 63 random bits, never 0 for all practical purposes."""
-    return uuid.uuid4().int >> 65
+    return int.from_bytes(os.urandom(8)) >> 1
 
 
 @dataclass(frozen=True, slots=True)

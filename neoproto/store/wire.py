@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +65,17 @@ class Gone:
     generation: int
     volume: str
     slot: int = 0
+
+
+def pack(refs: Sequence[ObjectRef]) -> bytes:
+    """References in one piece: Monarch's own pickling calls Python for every object in a message."""
+    return pickle.dumps(refs)
+
+
+def unpack(refs: bytes) -> list[ObjectRef]:
+    """What `pack` took."""
+    found: list[ObjectRef] = pickle.loads(refs)
+    return found
 
 
 def to_blobs(parts: Parts) -> tuple[Blob, ...]:

@@ -252,6 +252,10 @@ class ObjectStore(Protocol):
         """Delete many values. All that exist are deleted even if one is missing."""
         ...
 
+    def stats(self, *, run: bool = False) -> dict[str, int]:
+        """Counters by name: what this process did; with `run`, what the store holds and all processes did."""
+        ...
+
 
 _UNSET: Any = object()
 _active: ContextVar[ObjectStore | None] = ContextVar("neoproto_active_store", default=_UNSET)

@@ -40,6 +40,7 @@ from neoproto.store.pool import Grant
 from neoproto.store.putter import Putter, new_generation
 from neoproto.store.rowcache import Plan, RowCache
 from neoproto.store.snapshots import Lease, Snapshot
+from neoproto.store.values import REPORTED
 from neoproto.store.wire import Gone, Received, Sent, Wanted, pack, text_of, to_blobs, to_parts
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class StoreClient:
     """
 
     def __init__(self, spec: StoreSpec, volume: str, host_id: str) -> None:
-        self.name, self.volume = spec.name, volume
+        self.name, self.volume, self._id = spec.name, volume, uuid.uuid4().hex
         self.counters = ClientCounters()
         self._spec, self._host_id = spec, host_id
         self._volumes: dict[str, Any] = {}
@@ -201,9 +202,10 @@ class StoreClient:
     def stats(self, *, run: bool = False) -> dict[str, int]:
         """Counts of this process, or, with `run`, the sums over the run's volumes.
 
-        Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out, bytes_mapped and
-        bytes_copied (of shared memory), holds (segments kept by values it still has), cache_hits and
-        cache_misses (rows of other hosts' values), cache_bytes. Of a run: see `Values.stats`.
+        Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out (by message),
+        bytes_mapped and bytes_copied (of shared memory), holds (segments kept by values it still has),
+        cache_hits and cache_misses (rows of other hosts' values), cache_bytes. Of a run: those of all
+        processes, each as of its last put, and `Values.stats`.
         """
         if not run:
             return self._own_stats()
@@ -219,6 +221,10 @@ class StoreClient:
 
         found: dict[str, int] = self._run(ask(), True)
         return found
+
+    def _report(self) -> tuple[str, dict[str, int]]:
+        """Who this is and what it has read so far, for the run's sums."""
+        return self._id, {name: self._own_stats()[name] for name in REPORTED}
 
     def _own_stats(self) -> dict[str, int]:
         memories = [memory for memory in self._memories.values() if memory is not None]
@@ -269,7 +275,7 @@ class StoreClient:
         packed = pack(written.refs)
         try:
             told: tuple[Any, Any] = await asyncio.gather(
-                self._call(what, self._volume(self.volume).commit, written.tokens, packed),
+                self._call(what, self._volume(self.volume).commit, written.tokens, packed, self._report()),
                 self._call(what, self._spec.index.announce, packed),
                 return_exceptions=True,
             )
@@ -295,7 +301,7 @@ class StoreClient:
         for key, value in named:
             info, parts = encode(value)
             sent.append(Sent(key=key, generation=new_generation(), info=info, blobs=to_blobs(parts)))
-        places = await self._call(what, self._volume(self.volume).put_many, sent)
+        places = await self._call(what, self._volume(self.volume).put_many, sent, self._report())
         refs = [
             ObjectRef(
                 store=self.name,

@@ -183,18 +183,20 @@ class Volume(StorageVolume):
         return await self.values.reserve(wanted, retired)
 
     @endpoint
-    async def commit(self, tokens: list[int], packed: bytes) -> None:
-        """See `Values.commit`."""
+    async def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
+        """See `Values.commit` and `Values.hear`."""
         self._check_open()
+        self.values.hear(report)
         refs = unpack(packed)
         self.values.commit(tokens, refs)
         for ref in refs:
             self.store.kv.pop(ref.key, None)
 
     @endpoint
-    async def put_many(self, sent: list[Sent]) -> list[Place | None]:
+    async def put_many(self, sent: list[Sent], report: tuple[str, dict[str, int]]) -> list[Place | None]:
         """Keep values. They become visible when the index is told. Returns where each is."""
         self._check_open()
+        self.values.hear(report)
         places = await self.values.keep(sent)
         for value in sent:
             self.store.kv.pop(value.key, None)

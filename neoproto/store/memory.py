@@ -67,6 +67,16 @@ class MemoryStore:
     ) -> Any:
         return self._run(blocking, lambda: self._delete(keys, missing_ok))
 
+    def stats(self, *, run: bool = False) -> dict[str, int]:
+        """See `ObjectStore.stats`; there is one process, so both are the same."""
+        found = [ref for ref, _ in self._values.values()]
+        return {
+            "objects": len(found),
+            "object_bytes": sum(ref.info.nbytes for ref in found),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+        }
+
     def keys(self) -> list[str]:
         """The keys of all live values."""
         return list(self._values)

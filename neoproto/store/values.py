@@ -24,6 +24,10 @@ from neoproto.store.wire import Received, Sent, Wanted, to_blobs, to_parts
 logger = logging.getLogger(__name__)
 
 
+REPORTED = ("gets", "gets_shared", "bytes_mapped", "bytes_copied", "cache_hits", "cache_misses")
+"""What clients tell of themselves with each put: a volume does not see what is read of its shared memory."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeOptions:
     """What a volume is started with.
@@ -63,6 +67,7 @@ class Values:
         self._leases: dict[tuple[str, int], dict[str, float]] = {}
         self._dropped: set[tuple[str, int]] = set()
         self._bytes_in = self._bytes_out = 0
+        self._reports: dict[str, dict[str, int]] = {}
         self.prefix = ""
         self._owner: Owner | None = None
         if options.shared_memory:
@@ -140,6 +145,11 @@ class Values:
             parts = to_parts(one.blobs) if kept is None else ()
             self._note(one.key, one.generation, _Held(one.info, kept, parts))
         return places
+
+    def hear(self, report: tuple[str, dict[str, int]]) -> None:
+        """Take note of what a client has done so far."""
+        client, counts = report
+        self._reports[client] = counts
 
     def _note(self, key: str, generation: int, held: _Held) -> None:
         self._held[key, generation] = held
@@ -258,7 +268,7 @@ class Values:
             self._owner = None
 
     def stats(self) -> dict[str, int]:
-        """Counters and sizes, by name."""
+        """Counters and sizes, by name; `bytes_out` went by message, `REPORTED` are sums over clients."""
         self._expire()
         found = {
             "objects": len(self._held),
@@ -268,6 +278,7 @@ class Values:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
+        found |= {name: sum(report[name] for report in self._reports.values()) for name in REPORTED}
         if self.prefix:
             found |= asdict(self._pool.stats())
         return found

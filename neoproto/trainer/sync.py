@@ -16,6 +16,7 @@ from neoproto.data import DataProto
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.step import StepSettings, ppo_step
+from neoproto.trainer.store_metrics import store_metrics
 from neoproto.trainer.tracking import Tracker
 from neoproto.trainer.validation import validate, validation_passes, write_samples
 from neoproto.weights import WeightVersion
@@ -142,6 +143,7 @@ class SyncTrainer:
         figures["perf/time_per_step"] = seconds
         figures["perf/throughput"] = tokens / (seconds * self._workers.num_devices)
         figures["training/global_step"] = step
+        figures |= await store_metrics()
         figures["training/epoch"] = (step - 1) // self._prompts.steps_per_epoch
         self._tokens += int(tokens)
         self._book(figures)

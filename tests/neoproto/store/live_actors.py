@@ -153,12 +153,6 @@ class Worker(Actor):
         return DataProto.from_dict({"doubled": batch[key] * 2}, {"rank": [self.rank] * len(batch)})
 
     @endpoint
-    async def hold(self, ref):
-        """Keep a value mapped, in what becomes of this process."""
-        self.held = await self.client.get(ref, blocking=False)
-        return os.getpid()
-
-    @endpoint
     async def snapshot(self, key, seconds):
         """Take a lease and keep it."""
         self.kept = await asyncio.to_thread(self.client.snapshot, key, seconds=seconds)

@@ -116,20 +116,32 @@ def test_rows_are_selected_where_they_are(cluster):
 
 
 def test_batches_travel_as_references(cluster):
+    """The controller cuts, sends, collects and passes on a batch without touching a byte of its tensors."""
     with use_store(cluster.client):
-        data = DataProto.from_dict({"x": torch.arange(6)}, {"uid": list("abcdef")})
-        split = split_for_ranks(data, 4, pad=True)
+        data = DataProto.from_dict(
+            {"x": torch.arange(6), "wide": torch.zeros(6, 1 << 17)}, {"uid": list("abcdef")}
+        )
+    before = cluster.client.stats()
+    split = split_for_ranks(data, 4, pad=True)
     assert len(pickle.dumps(split.chunks)) < 10_000
     results = []
     for rank, chunk in enumerate(split.chunks):
         results.append(cluster.on(rank % 2, "double", chunk, "x"))
     whole = split.collect(results)
+    passed_on = cluster.on(1, "double", whole, "doubled")
+    assert len(pickle.dumps([results, passed_on])) < 10_000
+    assert cluster.client.stats() == before
+    assert cluster.on(0, "stats")["bytes_copied"] == 2 * 2 * 8, (
+        "a rank reads its own rows, of the column it uses"
+    )
+    assert cluster.client.stats(run=True)["bytes_copied"] > 0
+    assert passed_on["doubled"].tolist() == [0, 4, 8, 12, 16, 20]
     assert len(whole.refs) == 8
     assert whole["doubled"].tolist() == [0, 2, 4, 6, 8, 10]
     assert whole["rank"].tolist() == [0, 0, 1, 1, 0, 0]
     assert collect([results[1], results[0]])["doubled"].tolist() == [4, 6, 0, 2]
     data.release()
-    collect(results).release()
+    collect([*results, passed_on]).release()
     assert cluster.client.keys() == []
 
 

@@ -90,15 +90,17 @@ def test_snapshots_outlive_deletion_and_not_their_holder(cluster):
     with pytest.raises(KeyMissing):
         client.get(first)
     second = client.put(torch.arange(4))
-    cluster.on(1, "snapshot", second, 6.0)
-    time.sleep(7.0)  # renewed meanwhile
-    pid = cluster.on(1, "hold", second)
+    cluster.on(1, "snapshot", second, 4.0)
+    lease = cluster.spec.volume(second.volume).lease
+    lease.call_one(second.key, second.generation, "a holder that died", 4.0).get(90)
     client.delete(second)
-    assert client.stats(run=True)["deferred_deletions"] == 1
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(8.0)
+    assert client.stats(run=True)["leases"] == 2
+    time.sleep(5.0)  # the worker renews its own meanwhile
+    found = client.stats(run=True)
+    assert (found["leases"], found["deferred_deletions"]) == (1, 1)
+    assert client.get(second).tolist() == [0, 1, 2, 3]
+    cluster.on(1, "release")
     assert client.stats(run=True)["objects"] == 0
-    os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("cluster", [{"hosts": 2, "host_ids": ["0", "1"], "sharing": "host"}], indirect=True)

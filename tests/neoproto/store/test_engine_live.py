@@ -17,15 +17,16 @@ pytestmark = pytest.mark.live
 class Cluster:
     """Two workers, a store and the controller's client of it."""
 
-    def __init__(self, volumes=1, strategy="host", host_ids=None, hosts=1, workers=2, **options):
+    def __init__(self, volumes=1, strategy="host", host_ids=None, hosts=1, workers=2, mesh=None, **options):
+        """`mesh` has that many hosts; if None, they are processes of this machine."""
         from monarch.job import ProcessJob
 
         from neoproto.store.engine import StoreClient, StoreServer
         from tests.neoproto.store.live_actors import Worker
 
-        self.job = ProcessJob({"hosts": hosts})
+        self.job = ProcessJob({"hosts": hosts}) if mesh is None else None
         self.per_host = workers // hosts
-        hosts = self.job.state(cached_path=None).hosts
+        hosts = mesh or self.job.state(cached_path=None).hosts
         self.procs = hosts.spawn_procs(per_host={"gpus": self.per_host})
         self.store_procs = hosts.spawn_procs(per_host={"volumes": volumes})
         self.workers = self.procs.spawn("workers", Worker)
@@ -53,7 +54,8 @@ class Cluster:
     def close(self):
         self.client.close()
         asyncio.run(self.server.close(10))
-        self.job.kill()
+        if self.job is not None:
+            self.job.kill()
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import os
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 
 from neoproto.errors import KeyMissing, StoreError, StoreFull
 from neoproto.store import shm
 from tests.neoproto.store.test_engine_live import Cluster
+from tests.neoproto.store.two_hosts import check_two_hosts
 
 pytestmark = pytest.mark.live
 
@@ -105,28 +105,7 @@ def test_snapshots_outlive_deletion_and_not_their_holder(cluster):
 
 @pytest.mark.parametrize("cluster", [{"hosts": 2, "host_ids": ["0", "1"], "sharing": "host"}], indirect=True)
 def test_two_hosts_have_a_volume_each_and_reach_each_others_rows(cluster):
-    assert cluster.homes == ["0", "1"]
-    client = cluster.client
-    ref = cluster.on(1, "run", "put", torch.arange(40_000).reshape(20_000, 2))
-    assert ref.volume == "1"
-    rows = np.array([5, 19_999, 5])
-    sent = client.counters.bytes_out
-    for _ in range(2):
-        assert client.get(ref, rows=rows)[:, 0].tolist() == [10, 39_998, 10]
-    assert client.counters.bytes_out - sent == 2 * 16
-    assert (client.stats()["cache_hits"], client.stats()["cache_misses"]) == (2, 2)
-    assert torch.equal(client.get(ref), torch.arange(40_000).reshape(20_000, 2))
-    assert cluster.on(1, "stats")["gets"] == 0
-    cluster.on(1, "run", "get", ref)
-    assert cluster.on(1, "stats")["gets_shared"] == 1
-    cluster.on(1, "run", "put", {"x": torch.ones(3)}, key="k")
-    assert client.get("k")["x"].tolist() == [1, 1, 1]
-    client.put(np.arange(4), key="k")
-    assert cluster.on(1, "run", "get", "k").tolist() == [0, 1, 2, 3]
-    client.delete(ref)
-    with pytest.raises(KeyMissing):
-        client.get(ref, rows=rows)
-    assert client.stats(run=True)["volumes"] == 2
+    check_two_hosts(cluster)
 
 
 def test_a_volume_that_died_leaves_nothing_and_says_so(cluster, monkeypatch):

@@ -25,6 +25,9 @@ from neoproto.errors import StoreClosed
 
 T = TypeVar("T")
 
+Bytes = npt.NDArray[np.uint8]
+"""[n] uint8."""
+
 Rows = range | npt.NDArray[np.int64]
 """Which rows of a value's first dimension: a range, or int64 positions in any order, with repeats."""
 

@@ -41,7 +41,7 @@ from neoproto.store.putter import Putter, new_generation
 from neoproto.store.rowcache import Plan, RowCache
 from neoproto.store.snapshots import Lease, Snapshot
 from neoproto.store.values import REPORTED
-from neoproto.store.wire import Gone, Received, Sent, Wanted, pack, text_of, to_blobs, to_parts
+from neoproto.store.wire import Gone, Received, Sent, Wanted, pack, text_of
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreSpec
@@ -300,7 +300,7 @@ class StoreClient:
         sent = []
         for key, value in named:
             info, parts = encode(value)
-            sent.append(Sent(key=key, generation=new_generation(), info=info, blobs=to_blobs(parts)))
+            sent.append(Sent(key=key, generation=new_generation(), info=info, parts=parts))
         places = await self._call(what, self._volume(self.volume).put_many, sent, self._report())
         refs = [
             ObjectRef(
@@ -373,7 +373,7 @@ class StoreClient:
         for items, received in zip(by_volume.values(), answers, strict=True):
             for (i, ref, _), answer in zip(items, received, strict=True):
                 if answer.info is not None:
-                    info, parts = self._cache.complete(plans[i], answer.info, to_parts(answer.blobs))
+                    info, parts = self._cache.complete(plans[i], answer.info, answer.parts)
                     values[i] = decode(info, parts)
                     self.counters.gets += 1
                     self.counters.bytes_out += answer.info.nbytes

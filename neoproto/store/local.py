@@ -10,22 +10,21 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError
-from neoproto.store.base import ObjectRef, Place, Rows, ValueInfo
+from neoproto.store.base import Bytes, ObjectRef, Place, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.pool import Grant
 from neoproto.store.shm import (
     PAGE,
     RESERVED,
-    Bytes,
     Table,
     map_private,
     map_shared,
@@ -73,7 +72,7 @@ class SharedVolume:
         self._mappings: set[int] = set()
         self._numbers = itertools.count()
         self._known_lock = threading.Lock()
-        self._known: collections.OrderedDict[str, torch.Tensor | None] = collections.OrderedDict()
+        self._known: collections.OrderedDict[str, Bytes | None] = collections.OrderedDict()
 
     @classmethod
     def open(cls, prefix: str) -> SharedVolume | None:
@@ -155,7 +154,7 @@ class SharedVolume:
         self._check(ref, place)
         self.copied += data.nbytes
         info = replace(ref.info, shape=(len(index), *ref.info.shape[1:]), nbytes=data.nbytes)
-        return info, (torch.from_numpy(data).reshape(-1),)
+        return info, (data.reshape(-1),)
 
     def _open(self, ref: ObjectRef, place: Place) -> int:
         try:
@@ -205,7 +204,7 @@ class SharedVolume:
         for slot, generation in zip(slots, generations, strict=True):
             self._table.words[slot] = generation
 
-    def writable(self, segment: str) -> torch.Tensor | None:
+    def writable(self, segment: str) -> Bytes | None:
         """A mapping for writing, of segments met before: to a new one, writing by call is quicker."""
         with self._known_lock:
             if segment not in self._known:
@@ -219,7 +218,7 @@ class SharedVolume:
                 # Through a file opened anew: a mapping would keep the lock of the pen's.
                 fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    memory = torch.from_numpy(map_shared(fd, os.fstat(fd).st_size))
+                    memory = map_shared(fd, os.fstat(fd).st_size)
                 finally:
                     os.close(fd)
                 self._known[segment] = memory
@@ -258,9 +257,9 @@ class Pen:
         for offset, part in zip(offsets, parts, strict=True):
             start = place.offset + offset
             if memory is None:
-                write_all(self._fd, part.numpy(), start)
+                write_all(self._fd, part, start)
             else:
-                memory[start : start + part.numel()].copy_(part)
+                _copy_into(memory[start : start + part.size], part)
 
     def close(self) -> None:
         """Let go of the segment's lock. Closing twice is harmless."""
@@ -279,9 +278,16 @@ def total_bytes(sizes: Sequence[Sequence[int]]) -> int:
 
 
 def _split(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> Parts:
-    # An empty array's stride of 0 would keep its tensor from being viewed as another dtype.
-    whole = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
-    return tuple(whole[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+    return tuple(data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _copy_into(target: Bytes, source: Bytes) -> None:
+    """Copy bytes; with torch, which has several threads copy, where the process has it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not source.flags.writeable:  # torch warns of memory that it may not write
+        np.copyto(target, source)
+    else:
+        torch.from_numpy(target).copy_(torch.from_numpy(source))
 
 
 def _is_wide(info: ValueInfo) -> bool:

@@ -110,7 +110,7 @@ class MemoryStore:
         ref = ObjectRef(
             store=self.name, key=key, volume="memory", info=info, generation=next(self._generations)
         )
-        self._values[key] = (ref, tuple(part.clone() for part in parts))
+        self._values[key] = (ref, tuple(part.copy() for part in parts))
         self.bytes_in += info.nbytes
         return ref
 
@@ -131,7 +131,7 @@ class MemoryStore:
             if rows is not None:
                 info, parts = select_rows(info, parts, check_rows(info, rows, ref.key))
             else:
-                parts = tuple(part.clone() for part in parts)
+                parts = tuple(part.copy() for part in parts)
             self.bytes_out += info.nbytes
             values.append(decode(info, parts))
         return values

@@ -84,7 +84,7 @@ class Putter:
         values = []
         for key, value in named:
             info, parts = encode(value)
-            values.append(_Value(key, info, parts, tuple(part.numel() for part in parts)))
+            values.append(_Value(key, info, parts, tuple(part.size for part in parts)))
         if len(values) <= ARENA_SLOTS // 4 and total_bytes([v.sizes for v in values]) <= _ARENA_SHARE:
             return await self._write_small(what, values)
         large = [v for v in values if v.info.nbytes >= LARGE_BYTES]

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from neoproto.errors import StoreError
-
-Bytes = npt.NDArray[np.uint8]
+from neoproto.store.base import Bytes
 
 SHM_DIR = Path("/dev/shm")
 PAGE = mmap.PAGESIZE

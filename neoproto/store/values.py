@@ -19,7 +19,7 @@ from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.local import SharedVolume, total_bytes
 from neoproto.store.pool import Grant, SegmentPool, default_limit
 from neoproto.store.shm import Owner, Table, sweep_dead_owners, volume_prefix
-from neoproto.store.wire import Received, Sent, Wanted, to_blobs, to_parts
+from neoproto.store.wire import Received, Sent, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -130,19 +130,19 @@ class Values:
         """
         places: list[Place | None] = [None] * len(sent)
         if self.prefix and sent:
-            sizes = [[blob.size for blob in one.blobs] for one in sent]
+            sizes = [[part.size for part in one.parts] for one in sent]
             (grant,) = await self.reserve([(total_bytes(sizes), len(sent))])
             pen = self._memory.pen(grant)
             placed: list[tuple[int, int]] = []
             for at, one in enumerate(sent):
                 place = places[at] = pen.place(sizes[at])
-                pen.write(place, to_parts(one.blobs))
+                pen.write(place, one.parts)
                 self._memory.publish([place.slot], [one.generation])
                 placed.append((place.slot, one.generation))
             pen.close()
             self._pool.commit(grant.token, placed)
         for one, kept in zip(sent, places, strict=True):
-            parts = to_parts(one.blobs) if kept is None else ()
+            parts = one.parts if kept is None else ()
             self._note(one.key, one.generation, _Held(one.info, kept, parts))
         return places
 
@@ -173,7 +173,7 @@ class Values:
         except ValueError as error:
             return Received(problem=str(error))
         self._bytes_out += info.nbytes
-        return Received(info=info, blobs=to_blobs(parts))
+        return Received(info=info, parts=parts)
 
     def value_of(self, key: str) -> Any:
         """The newest value under a key, decoded. It has to be there."""

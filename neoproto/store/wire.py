@@ -7,24 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from neoproto.store.base import ObjectRef, Rows, ValueInfo
 from neoproto.store.codec import Parts
-
-Blob = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sent:
-    """A value on its way: Monarch sends arrays much faster than it sends tensors."""
+    """A value on its way."""
 
     key: str
     generation: int
     info: ValueInfo
-    blobs: tuple[Blob, ...]
+    parts: Parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +35,7 @@ class Received:
     """A volume's answer. `problem` says why there is none: "missing", or what is wrong with the rows."""
 
     info: ValueInfo | None = None
-    blobs: tuple[Blob, ...] = ()
+    parts: Parts = ()
     problem: str = ""
 
 
@@ -76,21 +70,6 @@ def unpack(refs: bytes) -> list[ObjectRef]:
     """What `pack` took."""
     found: list[ObjectRef] = pickle.loads(refs)
     return found
-
-
-def to_blobs(parts: Parts) -> tuple[Blob, ...]:
-    """Parts as arrays, sharing memory."""
-    return tuple(part.numpy() for part in parts)
-
-
-def to_parts(blobs: tuple[Blob, ...]) -> Parts:
-    """Arrays as parts, sharing memory; a read-only one (as unpickling may give) is copied."""
-    return tuple(
-        torch.from_numpy(blob if blob.flags.writeable else blob.copy())
-        if blob.size
-        else torch.empty(0, dtype=torch.uint8)
-        for blob in blobs
-    )
 
 
 def text_of(error: Any) -> str:

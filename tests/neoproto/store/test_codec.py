@@ -94,8 +94,8 @@ def test_leaves_of_containers_are_not_pickled():
     value = {"t": leaf, "deep": [array, (leaf[:3], "x")], "f": lambda: 7}
     info, parts = encode(value)
     assert info.kind == "object"
-    assert parts[0].numel() < 2000
-    assert {part.numel() for part in parts[1:]} >= {2000, 8000}
+    assert parts[0].size < 2000
+    assert {part.size for part in parts[1:]} >= {2000, 8000}
     back = decode(info, parts)
     assert torch.equal(back["t"], leaf)
     np.testing.assert_array_equal(back["deep"][0], array)

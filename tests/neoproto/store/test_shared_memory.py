@@ -43,7 +43,7 @@ class Host:
 
     def put(self, value):
         info, parts = encode(value)
-        sizes = [part.numel() for part in parts]
+        sizes = [part.size for part in parts]
         grant = self.reserve(total_bytes([sizes]))
         pen = self.view.pen(grant)
         place = pen.place(sizes)
@@ -331,13 +331,13 @@ def values(clock, shared=True):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_leases_hold_up_deletion_and_expire(shared):
-    from neoproto.store.wire import Sent, Wanted, to_blobs
+    from neoproto.store.wire import Sent, Wanted
 
     now = [0.0]
     held = values(lambda: now[0], shared)
     info, parts = encode(torch.arange(3))
     for generation in (1, 2):
-        asyncio.run(held.keep([Sent(key="k", generation=generation, info=info, blobs=to_blobs(parts))]))
+        asyncio.run(held.keep([Sent(key="k", generation=generation, info=info, parts=parts)]))
 
     def there(generation):
         return held.read(Wanted(key="k", generation=generation, rows=None)).info is not None

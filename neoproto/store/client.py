@@ -21,6 +21,7 @@ from monarch._src.actor.actor_mesh import _client_context, _context
 from monarch.actor import context
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
+from neoproto.store import rdma
 from neoproto.store.base import (
     KeyOrRef,
     ObjectRef,
@@ -87,6 +88,7 @@ class StoreClient:
         self.name, self.volume, self._id = spec.name, volume, uuid.uuid4().hex
         self.counters = ClientCounters()
         self._spec, self._host_id = spec, host_id
+        self._rdma = spec.remote == "rdma" or (spec.remote == "auto" and rdma.available())
         self._volumes: dict[str, Any] = {}
         self._memories: dict[str, SharedVolume | None] = {}
         self._memory_lock = threading.Lock()
@@ -424,10 +426,13 @@ class StoreClient:
         self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, Plan]
     ) -> list[Received]:
         request = [Wanted(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items]
-        answer: list[Received] = await self._call(
-            f"get of {items[0][1].key!r}", self._volume(volume).get_many, request
-        )
-        return answer
+        what, actor = f"get of {items[0][1].key!r}", self._volume(volume)
+        answers: list[Received] = await self._call(what, actor.get_many, request, self._rdma)
+        offers = [answer.offer.number for answer in answers if answer.offer is not None]
+        if offers:
+            answers = [await self._bounded(what, rdma.fetch(answer)) for answer in answers]
+            await self._call(what, actor.withdraw, offers)
+        return answers
 
     async def _delete(self, keys: Sequence[KeyOrRef], missing_ok: bool) -> None:
         if not keys:

@@ -28,6 +28,7 @@ from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import ObjectRef, Place
 from neoproto.store.client import StoreClient
 from neoproto.store.pool import Grant
+from neoproto.store.rdma import Offers, available
 from neoproto.store.shm import remove_files
 from neoproto.store.values import Values, VolumeOptions, volume_ids
 from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of, unpack
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
 Strategy = Literal["host", "local_rank"]
+Remote = Literal["auto", "rdma", "message"]
 
 _START_TIMEOUT_S = 120.0
 
@@ -54,6 +56,8 @@ class StoreSpec:
         sharing: which volumes a client reads and writes in shared memory: "machine" all whose files it finds,
             "host" those of its own host id.
         volume_mesh, index: the actors.
+        remote: how large values come from other hosts: "rdma", "message", or "auto", which is RDMA where both
+            sides have the hardware.
         timeout_s: how long one operation may take.
     """
 
@@ -64,6 +68,7 @@ class StoreSpec:
     sharing: Literal["machine", "host", "off"]
     volume_mesh: Any
     index: Any
+    remote: Remote
     timeout_s: float
 
     def volume(self, volume_id: str) -> Any:
@@ -83,6 +88,7 @@ class Volume(Actor):
     def __init__(self, ids: Sequence[str], options: VolumeOptions) -> None:
         self.volume_id: str = ids[current_rank().rank]
         self.values = Values(options)
+        self.offers = Offers()
         self.closed = False
         self._storage: Storage | None = None
 
@@ -104,9 +110,9 @@ class Volume(Actor):
             raise StoreClosed("the store is closed")
 
     @endpoint
-    async def identify(self) -> tuple[str, str]:
-        """Its id, and how the names of its files in shared memory begin ("" if it has none)."""
-        return self.volume_id, self.values.prefix
+    async def identify(self) -> tuple[str, str, bool]:
+        """Its id, how the names of its files in shared memory begin ("" if it has none), if it has RDMA."""
+        return self.volume_id, self.values.prefix, available()
 
     @endpoint
     async def close(self) -> None:
@@ -140,10 +146,16 @@ class Volume(Actor):
         return places
 
     @endpoint
-    async def get_many(self, wanted: list[Wanted]) -> list[Received]:
-        """Read values, or of each some rows."""
+    async def get_many(self, wanted: list[Wanted], rdma: bool) -> list[Received]:
+        """Read values, or of each some rows; large ones are on offer if the caller can use `rdma`."""
         self._check_open()
-        return [self.values.read(item) for item in wanted]
+        found = [self.values.read(item) for item in wanted]
+        return [await self.offers.instead(answer) for answer in found] if rdma else found
+
+    @endpoint
+    async def withdraw(self, offers: list[int]) -> None:
+        """See `Offers.withdraw`."""
+        await self.offers.withdraw(offers)
 
     @endpoint
     async def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
@@ -165,8 +177,8 @@ class Volume(Actor):
 
     @endpoint
     async def stats(self) -> dict[str, int]:
-        """See `Values.stats`; TorchStore's own values are not counted."""
-        return self.values.stats()
+        """See `Values.stats`; TorchStore's own values are not counted. `offered`: answers read by RDMA."""
+        return self.values.stats() | {"offered": self.offers.made}
 
     # -- what a stock client calls ------------------------------------------------------------------------
 
@@ -338,6 +350,7 @@ class StoreServer:
         start_timeout_s: float | None = None,
         limit_bytes: int = 0,
         sharing: Literal["machine", "host", "off"] = "machine",
+        remote: Remote = "auto",
     ) -> StoreServer:
         """Start volumes on `procs`, and the index in a process of its own.
 
@@ -353,6 +366,7 @@ class StoreServer:
                 that is longer.
             limit_bytes: bound on each volume's shared memory; 0 for a part of what the host has.
             sharing: see `StoreSpec`; "off" keeps values in the volumes' own memory.
+            remote: see `StoreSpec`.
 
         Raises:
             StoreError: it did not start in time, or an actor failed.
@@ -377,7 +391,7 @@ class StoreServer:
                 )
                 mesh = procs.spawn("volumes", Volume, ids, options)
                 found = [(dict(point), *told) for point, told in await mesh.identify.call()]
-                volumes = {volume: point for point, volume, _ in found}
+                volumes = {volume: point for point, volume, _, _ in found}
                 index = index_procs.spawn("index", Index, mesh, volumes)
                 await index.keys.call()  # its process is up
                 index = index.slice(**dict.fromkeys(index.extent, 0))
@@ -388,10 +402,11 @@ class StoreServer:
             name=name,
             strategy=strategy,
             volumes=volumes,
-            memory={volume: prefix for _, volume, prefix in found},
+            memory={volume: prefix for _, volume, prefix, _ in found},
             sharing=sharing,
             volume_mesh=mesh,
             index=index,
+            remote="message" if remote == "auto" and not all(rdma for *_, rdma in found) else remote,
             timeout_s=timeout_s,
         )
         return cls(spec, directory, own_index)

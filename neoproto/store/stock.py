@@ -8,7 +8,7 @@ What it adapts, and until when:
   endpoints. Remove when TorchStore's controller has one kind.
 - `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
   controller into the program's own process. Remove when TorchStore can place it.
-- `_rdma_available` asks Monarch in the words of 0.7; TorchStore's own question is deprecated there and warns.
+- `pipe.rdma_available` asks Monarch in the words of 0.7; TorchStore's own are deprecated there and warn.
   Remove when TorchStore asks `is_ibverbs_available`.
 """
 
@@ -24,7 +24,6 @@ from typing import Any
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 
 import torch
-from monarch.rdma import is_ibverbs_available
 from torchstore.client import LocalClient
 from torchstore.controller import Controller, ObjectType, StorageInfo
 from torchstore.storage_volume import InMemoryStore
@@ -33,6 +32,7 @@ from torchstore.transport import pipe
 
 from neoproto.store.base import ObjectRef
 from neoproto.store.client import home_volume
+from neoproto.store.rdma import available
 from neoproto.store.values import Values
 
 
@@ -156,10 +156,6 @@ class _PayloadFree:
         return self._index.notify_put.call(key, replace(request, objects=None), volume_id)
 
 
-def _rdma_available() -> bool:
-    return os.environ.get("TORCHSTORE_RDMA_ENABLED", "1") == "1" and bool(is_ibverbs_available())
-
-
 def _attach_stock_client() -> None:
     original = LocalClient.__init__
 
@@ -171,4 +167,4 @@ def _attach_stock_client() -> None:
 
 
 _attach_stock_client()
-pipe.rdma_available = _rdma_available
+pipe.rdma_available = available

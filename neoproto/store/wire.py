@@ -31,11 +31,32 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """Parts that wait in a volume's memory, to be read by RDMA; see `neoproto.store.rdma`.
+
+    Attributes:
+        number: says which, when it is withdrawn.
+        sizes: of all parts, bytes.
+        buffers: where those are that are not empty.
+    """
+
+    number: int
+    sizes: tuple[int, ...]
+    buffers: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Received:
-    """A volume's answer. `problem` says why there is none: "missing", or what is wrong with the rows."""
+    """A volume's answer.
+
+    Attributes:
+        parts: the bytes, unless they are on offer.
+        problem: why there is no answer: "missing", or what is wrong with the rows.
+    """
 
     info: ValueInfo | None = None
     parts: Parts = ()
+    offer: Offer | None = None
     problem: str = ""
 
 

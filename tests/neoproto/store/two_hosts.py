@@ -13,7 +13,11 @@ from neoproto.errors import KeyMissing
 
 
 def check_two_hosts(cluster):
-    """Values and rows cross over, each in as many bytes as it has; what is local is mapped."""
+    """Values and rows cross over, each in as many bytes as it has; what is local is mapped.
+
+    Returns:
+        how many answers were read by RDMA.
+    """
     assert cluster.homes == ["0", "1"]
     client = cluster.client
     ref = cluster.on(1, "run", "put", torch.arange(40_000).reshape(20_000, 2))
@@ -36,15 +40,23 @@ def check_two_hosts(cluster):
     with pytest.raises(KeyMissing):
         client.get(ref, rows=rows)
     assert client.stats(run=True)["volumes"] == 2
-    large = torch.arange(3 << 20)
+    large = torch.arange(3 << 20).reshape(3, -1)
     assert torch.equal(cluster.on(1, "run", "get", client.put(large, key="large")), large)
-    mine, theirs = client.put(large[:5]), cluster.on(1, "run", "put", large[5:10])
+    far = cluster.on(1, "run", "put", {"large": large, "none": torch.empty(0)})
+    assert torch.equal(client.get(far)["large"], large)
+    far_rows = cluster.on(1, "run", "put", large)
+    assert torch.equal(client.get(far_rows, rows=np.array([2, 0])), large[[2, 0]])
+    client.delete_batch([far, far_rows])
+    mine, theirs = client.put(large[0, :5]), cluster.on(1, "run", "put", large[0, 5:10])
     assert [value.tolist() for value in client.get_batch([theirs, mine])] == [
         [5, 6, 7, 8, 9],
         [0, 1, 2, 3, 4],
     ]
     client.delete_batch([mine, theirs, "large", "k"])
     assert client.keys() == []
+    found = client.stats(run=True)
+    assert found["objects"] == 0
+    return found["offered"]
 
 
 def serve(address):
@@ -63,7 +75,7 @@ def control(address, *hosts):
     enable_transport(address)
     mesh = attach_to_workers(name="hosts", ca="trust_all_connections", workers=list(hosts))
     cluster = Cluster(mesh=mesh, hosts=2, host_ids=["0", "1"])
-    check_two_hosts(cluster)
+    assert check_two_hosts(cluster) == 0, "there is no hardware for it here"
     cluster.close()
     mesh.shutdown().get()
     print("held", flush=True)

@@ -62,6 +62,7 @@ class Cluster:
         self.client = StoreClient.attach(self.spec, host_id="0")
         self.stock = self._raw.spec().stock_client()
         self.loop = asyncio.new_event_loop()
+        self.wait(lambda: self.stock.put("warm-up", torch.zeros(1)))  # its volume imports TorchStore now
 
     def wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run something of the stock client's."""

@@ -2,7 +2,8 @@
 
 write   Grant ──open──> Pen: shared lock, reservation checked ──> bytes ──> publish: the table's words
 read    large: shared lock ──> generation checked ──> private mapping; the lock goes with the mapping
-        small, or wide rows: generation checked ──> bytes copied ──> generation checked again
+        wide rows: shared lock ──> generation checked ──> bytes copied
+        small: generation checked ──> bytes copied ──> generation checked again
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError
 from neoproto.store.base import Bytes, ObjectRef, Place, Rows, ValueInfo
@@ -37,7 +39,7 @@ from neoproto.store.shm import (
 MAP_BYTES = 128 << 10
 """Values of at least this size are mapped, smaller ones are copied: a process may have 65,530 mappings."""
 _WIDE_BYTES = 1024
-"""Rows of at least this size are copied run by run: to map them costs a page fault each, which is more."""
+"""Rows of at least this size are copied one by one: mapped afresh they cost a page fault each, which is more."""
 _ALIGN = 64
 _KNOWN_SEGMENTS = 64
 
@@ -140,18 +142,21 @@ class SharedVolume:
         place = ref.place
         assert place is not None
         index, width = np.asarray(rows, dtype=np.int64), ref.info.nbytes // ref.info.shape[0]
-        data = np.empty((len(index), width), dtype=np.uint8)
-        ends = [*(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)] if len(index) else []
-        self._check(ref, place)
         fd = self._open(ref, place)
         try:
-            start = 0
-            for end in ends:
-                read_into(fd, data[start:end].reshape(-1), place.offset + int(index[start]) * width)
-                start = end
+            if not try_lock(fd, exclusive=False):
+                raise self._gone(ref)
+            self._check(ref, place)
+            memory = self.shared(place.segment)
+            if memory is None:
+                data = _read_rows(fd, place.offset, index, width)
+            else:
+                table = memory[place.offset : place.offset + ref.info.nbytes].reshape(-1, width)
+                data = table.take(index, axis=0)
+        except FileNotFoundError:
+            raise self._gone(ref) from None
         finally:
             os.close(fd)
-        self._check(ref, place)
         self.copied += data.nbytes
         info = replace(ref.info, shape=(len(index), *ref.info.shape[1:]), nbytes=data.nbytes)
         return info, (data.reshape(-1),)
@@ -204,8 +209,8 @@ class SharedVolume:
         for slot, generation in zip(slots, generations, strict=True):
             self._table.words[slot] = generation
 
-    def writable(self, segment: str) -> Bytes | None:
-        """A mapping for writing, of segments met before: to a new one, writing by call is quicker."""
+    def shared(self, segment: str) -> Bytes | None:
+        """A mapping of a segment met before; to use under a lock. With a new one, calls are quicker."""
         with self._known_lock:
             if segment not in self._known:
                 self._known[segment] = None
@@ -253,7 +258,7 @@ class Pen:
         offsets, total = layout(place.sizes)
         memory = None
         if total >= MAP_BYTES:
-            memory = self._volume.writable(self.grant.segment)
+            memory = self._volume.shared(self.grant.segment)
         for offset, part in zip(offsets, parts, strict=True):
             start = place.offset + offset
             if memory is None:
@@ -279,6 +284,17 @@ def total_bytes(sizes: Sequence[Sequence[int]]) -> int:
 
 def _split(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> Parts:
     return tuple(data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _read_rows(fd: int, offset: int, index: npt.NDArray[np.int64], width: int) -> Bytes:
+    """[rows, width], from a table that begins at an offset of a file; consecutive rows in one call."""
+    data = np.empty((len(index), width), dtype=np.uint8)
+    ends = [*(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)] if len(index) else []
+    start = 0
+    for end in ends:
+        read_into(fd, data[start:end].reshape(-1), offset + int(index[start]) * width)
+        start = end
+    return data
 
 
 def _copy_into(target: Bytes, source: Bytes) -> None:

@@ -14,7 +14,6 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._src.actor.actor_mesh import _client_context, _context
@@ -35,13 +34,14 @@ from neoproto.store.base import (
     register_client,
 )
 from neoproto.store.codec import decode, encode
+from neoproto.store.counters import REPORTED, ClientCounters
+from neoproto.store.line import Line
 from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
 from neoproto.store.pool import Grant
 from neoproto.store.putter import Putter, new_generation
 from neoproto.store.rowcache import Plan, RowCache
 from neoproto.store.snapshots import Lease, Snapshot
-from neoproto.store.values import REPORTED
 from neoproto.store.wire import Gone, Received, Sent, Wanted, pack, text_of
 
 if TYPE_CHECKING:
@@ -58,17 +58,6 @@ _home: str = ""
 def home_volume() -> str:
     """The volume this process puts into; "" before a client is attached."""
     return _home
-
-
-@dataclass(kw_only=True, slots=True)
-class ClientCounters:
-    """Counts of one process. `gets_shared` are those gets that cost no message to a volume."""
-
-    puts: int = 0
-    gets: int = 0
-    gets_shared: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
 
 
 class _NotHere(Exception):
@@ -96,6 +85,7 @@ class StoreClient:
         self._putter: Putter | None = None
         self._closed = False
         self._loop = LoopThread(f"client of store {spec.name!r}")
+        self._line = Line(f"replies of store {spec.name!r}")
         self._stock: Any = None
 
     @classmethod
@@ -229,15 +219,7 @@ class StoreClient:
         return self._id, {name: self._own_stats()[name] for name in REPORTED}
 
     def _own_stats(self) -> dict[str, int]:
-        memories = [memory for memory in self._memories.values() if memory is not None]
-        return asdict(self.counters) | {
-            "bytes_mapped": sum(memory.mapped for memory in memories),
-            "bytes_copied": sum(memory.copied for memory in memories),
-            "holds": sum(memory.holds for memory in memories),
-            "cache_hits": self._cache.hits,
-            "cache_misses": self._cache.misses,
-            "cache_bytes": self._cache.nbytes,
-        }
+        return self.counters.with_memory(list(self._memories.values()), self._cache)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the client's loop and wait for it."""
@@ -249,6 +231,7 @@ class StoreClient:
         forget_client(self)
         self._closed = True
         self._loop.close()
+        self._line.close()
         if self._putter is not None:
             self._putter.close()
 
@@ -277,8 +260,8 @@ class StoreClient:
         packed = pack(written.refs)
         try:
             told: tuple[Any, Any] = await asyncio.gather(
-                self._call(what, self._volume(self.volume).commit, written.tokens, packed, self._report()),
-                self._call(what, self._spec.index.announce, packed),
+                self._ring(what, self.volume, "commit", written.tokens, packed, self._report()),
+                self._ring(what, None, "announce", packed),
                 return_exceptions=True,
             )
         finally:
@@ -294,7 +277,7 @@ class StoreClient:
         return written.refs
 
     async def _reserve(self, what: str, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
-        grants: list[Grant] = await self._call(what, self._volume(self.volume).reserve, wanted, retired)
+        grants: list[Grant] = await self._ring(what, self.volume, "reserve", wanted, retired)
         return grants
 
     async def _send(self, what: str, named: list[tuple[str, Any]]) -> list[ObjectRef]:
@@ -315,7 +298,7 @@ class StoreClient:
             )
             for one, place in zip(sent, places, strict=True)
         ]
-        await self._drop(await self._call(what, self._spec.index.announce, pack(refs)))
+        await self._drop(await self._ring(what, None, "announce", pack(refs)))
         return refs
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
@@ -337,7 +320,7 @@ class StoreClient:
         named = {i: key for i, key in keys.items() if isinstance(key, str)}
         if not named:
             return refs
-        located = await self._call("looking up keys", self._spec.index.locate, list(named.values()))
+        located = await self._ring("looking up keys", None, "locate", list(named.values()))
         for (i, key), found in zip(named.items(), located, strict=True):
             if found.ref is not None:
                 refs[i] = found.ref
@@ -438,7 +421,7 @@ class StoreClient:
         if not keys:
             return
         request = [(_name(key), key.generation if isinstance(key, ObjectRef) else None) for key in keys]
-        found = await self._call(f"delete of {request[0][0]!r}", self._spec.index.retract, request)
+        found = await self._ring(f"delete of {request[0][0]!r}", None, "retract", request)
         await self._drop([gone for each in found for gone in each])
         missing = [_name(key) for key, each in zip(keys, found, strict=True) if not each]
         if missing and not missing_ok:
@@ -450,7 +433,7 @@ class StoreClient:
             by_volume.setdefault(item.volume, []).append((item.key, item.generation, item.slot))
         await asyncio.gather(
             *(
-                self._call(f"delete of {items[0][0]!r}", self._volume(volume).delete_many, items)
+                self._ring(f"delete of {items[0][0]!r}", volume, "delete_many", items)
                 for volume, items in by_volume.items()
             )
         )
@@ -467,6 +450,18 @@ class StoreClient:
             self._stock = self._spec.stock_client()
         return self._stock
 
+    async def _ring(self, what: str, volume: str | None, method: str, *args: Any) -> Any:
+        """Call a volume, or the index, past its endpoints."""
+        actor, address = self._spec.index, self._spec.index_line
+        if volume is not None:
+            actor, address = self._volume(volume), self._spec.lines[volume]
+
+        def alive() -> Awaitable[Any]:
+            answer: Awaitable[Any] = actor.identify.call_one().as_asyncio()
+            return answer
+
+        return await self._bounded(what, self._line.call(address, alive, method, args))
+
     async def _call(self, what: str, endpoint: Any, *args: Any) -> Any:
         return await self._bounded(what, endpoint.call_one(*args).as_asyncio())
 
@@ -481,7 +476,7 @@ class StoreClient:
         except KeyError as error:
             raise KeyMissing(str(error)) from error
         except Exception as error:
-            cause = getattr(error, "exception", None)
+            cause = getattr(error, "exception", error)
             if isinstance(cause, StoreClosed):
                 raise StoreClosed(f"{what}: store {self.name!r} is closed") from error
             if isinstance(cause, StoreFull | KeyMissing):

@@ -27,6 +27,7 @@ from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import ObjectRef, Place
 from neoproto.store.client import StoreClient
+from neoproto.store.line import Address, Switchboard
 from neoproto.store.pool import Grant
 from neoproto.store.rdma import Offers, available
 from neoproto.store.shm import remove_files
@@ -44,6 +45,23 @@ Remote = Literal["auto", "rdma", "message"]
 _START_TIMEOUT_S = 120.0
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeCard:
+    """What a volume tells of itself.
+
+    Attributes:
+        volume: its id.
+        prefix: how the names of its files in shared memory begin; "" if it has none.
+        rdma: whether it has the hardware.
+        line: where it is called past its endpoints.
+    """
+
+    volume: str
+    prefix: str
+    rdma: bool
+    line: Address
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreSpec:
     """What a process needs to attach to a store. Travels in Monarch messages.
@@ -56,6 +74,7 @@ class StoreSpec:
         sharing: which volumes a client reads and writes in shared memory: "machine" all whose files it finds,
             "host" those of its own host id.
         volume_mesh, index: the actors.
+        lines, index_line: where they are called past their endpoints; see `neoproto.store.line`.
         remote: how large values come from other hosts: "rdma", "message", or "auto", which is RDMA where both
             sides have the hardware.
         timeout_s: how long one operation may take.
@@ -68,6 +87,8 @@ class StoreSpec:
     sharing: Literal["machine", "host", "off"]
     volume_mesh: Any
     index: Any
+    lines: dict[str, Address]
+    index_line: Address
     remote: Remote
     timeout_s: float
 
@@ -91,6 +112,7 @@ class Volume(Actor):
         self.offers = Offers()
         self.closed = False
         self._storage: Storage | None = None
+        self._line: Switchboard | None = None
 
     def _stock(self) -> Storage:
         """What stock clients put and read; made when the first of them calls."""
@@ -110,9 +132,12 @@ class Volume(Actor):
             raise StoreClosed("the store is closed")
 
     @endpoint
-    async def identify(self) -> tuple[str, str, bool]:
-        """Its id, how the names of its files in shared memory begin ("" if it has none), if it has RDMA."""
-        return self.volume_id, self.values.prefix, available()
+    async def identify(self) -> VolumeCard:
+        """What others need to know of it."""
+        if self._line is None:
+            methods = (self.reserve, self.commit, self.delete_many)
+            self._line = Switchboard("volume", {method.__name__: method for method in methods})
+        return VolumeCard(self.volume_id, self.values.prefix, available(), self._line.address)
 
     @endpoint
     async def close(self) -> None:
@@ -121,14 +146,12 @@ class Volume(Actor):
         self._forget_all()
         self.values.close()
 
-    @endpoint
     async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
         """See `Values.reserve`; StoreClosed after `close`, as from all below."""
         self._check_open()
         return await self.values.reserve(wanted, retired)
 
-    @endpoint
-    async def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
+    def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
         """See `Values.commit` and `Values.hear`."""
         self._check_open()
         self.values.hear(report)
@@ -158,7 +181,11 @@ class Volume(Actor):
         await self.offers.withdraw(offers)
 
     @endpoint
-    async def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
+    async def forget(self, gone: list[tuple[str, int, int]]) -> None:
+        """`delete_many`, for the index."""
+        self.delete_many(gone)
+
+    def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
         """Forget values; those that are gone already are ignored."""
         for key, generation, slot in gone:
             if generation == 0:
@@ -226,6 +253,7 @@ class Index(Actor):
         self._volume_mesh, self._volumes = volume_mesh, volumes
         self.refs: dict[str, ObjectRef] = {}
         self._notes: Notes | None = None
+        self._line: Switchboard | None = None
         self._open = True
 
     def _stock(self) -> Notes:
@@ -242,7 +270,14 @@ class Index(Actor):
         return {} if self._notes is None else self._notes.keys_to_storage_volumes
 
     @endpoint
-    async def announce(self, packed: bytes) -> list[Gone]:
+    async def identify(self) -> Address:
+        """Where it is called past its endpoints."""
+        if self._line is None:
+            methods = (self.announce, self.locate, self.retract)
+            self._line = Switchboard("index", {method.__name__: method for method in methods})
+        return self._line.address
+
+    def announce(self, packed: bytes) -> list[Gone]:
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
         self._check_open()
         displaced = []
@@ -251,14 +286,12 @@ class Index(Actor):
             self.refs[ref.key] = ref
         return displaced
 
-    @endpoint
-    async def locate(self, keys: list[str]) -> list[Located]:
+    def locate(self, keys: list[str]) -> list[Located]:
         """Where keys are."""
         self._check_open()
         return [Located(ref=self.refs.get(key), stock=key in self._noted) for key in keys]
 
-    @endpoint
-    async def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
+    def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
         """Make values invisible; with a generation, only if it is the newest. Returns what each key had."""
         self._check_open()
         found: list[list[Gone]] = []
@@ -288,7 +321,7 @@ class Index(Actor):
         old = self.refs.pop(key, None)
         if old is not None and old.volume != storage_volume_id:
             volume = self._volume_mesh.slice(**self._volumes[old.volume])
-            await volume.delete_many.call_one([(key, old.generation, old.place.slot if old.place else 0)])
+            await volume.forget.call_one([(key, old.generation, old.place.slot if old.place else 0)])
         self._stock().note(key, request, storage_volume_id)
 
     @endpoint
@@ -390,23 +423,26 @@ class StoreServer:
                     volumes_on_host=len(procs) // hosts,
                 )
                 mesh = procs.spawn("volumes", Volume, ids, options)
-                found = [(dict(point), *told) for point, told in await mesh.identify.call()]
-                volumes = {volume: point for point, volume, _, _ in found}
+                cards = {card.volume: (dict(point), card) for point, card in await mesh.identify.call()}
+                volumes = {volume: point for volume, (point, _) in cards.items()}
                 index = index_procs.spawn("index", Index, mesh, volumes)
-                await index.keys.call()  # its process is up
                 index = index.slice(**dict.fromkeys(index.extent, 0))
+                index_line = await index.identify.call_one()
                 directory = await get_or_spawn_controller(name, Directory, name, mesh, volumes, index)
         except TimeoutError as error:
             raise StoreError(f"store {name!r} did not start within {limit} s") from error
+        everywhere = all(card.rdma for _, card in cards.values())
         spec = StoreSpec(
             name=name,
             strategy=strategy,
             volumes=volumes,
-            memory={volume: prefix for _, volume, prefix, _ in found},
+            memory={volume: card.prefix for volume, (_, card) in cards.items()},
             sharing=sharing,
             volume_mesh=mesh,
             index=index,
-            remote="message" if remote == "auto" and not all(rdma for *_, rdma in found) else remote,
+            lines={volume: card.line for volume, (_, card) in cards.items()},
+            index_line=index_line,
+            remote="message" if remote == "auto" and not everywhere else remote,
             timeout_s=timeout_s,
         )
         return cls(spec, directory, own_index)

@@ -39,7 +39,7 @@ from neoproto.store.shm import (
 MAP_BYTES = 128 << 10
 """Values of at least this size are mapped, smaller ones are copied: a process may have 65,530 mappings."""
 _WIDE_BYTES = 1024
-"""Rows of at least this size are copied one by one: mapped afresh they cost a page fault each, which is more."""
+"""Rows of at least this size are copied one by one: mapped afresh, each costs a page fault, which is more."""
 _ALIGN = 64
 _KNOWN_SEGMENTS = 64
 

@@ -16,16 +16,13 @@ from typing import Any
 from neoproto.errors import KeyMissing, StoreError
 from neoproto.store.base import ObjectRef, Place, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
+from neoproto.store.counters import REPORTED
 from neoproto.store.local import SharedVolume, total_bytes
 from neoproto.store.pool import Grant, SegmentPool, default_limit
 from neoproto.store.shm import Owner, Table, sweep_dead_owners, volume_prefix
 from neoproto.store.wire import Received, Sent, Wanted
 
 logger = logging.getLogger(__name__)
-
-
-REPORTED = ("gets", "gets_shared", "bytes_mapped", "bytes_copied", "cache_hits", "cache_misses")
-"""What clients tell of themselves with each put: a volume does not see what is read of its shared memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

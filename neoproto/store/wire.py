@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
 from neoproto.store.base import ObjectRef, Rows, ValueInfo
 from neoproto.store.codec import Parts
 
@@ -97,3 +98,15 @@ def text_of(error: Any) -> str:
     """An exception's class and first line."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def failure_of(what: str, store: str, error: Exception) -> StoreError:
+    """What went wrong with an operation, in the store's words."""
+    cause = getattr(error, "exception", error)  # an endpoint's error carries the actor's
+    if isinstance(cause, StoreClosed):
+        return StoreClosed(f"{what}: store {store!r} is closed")
+    if isinstance(cause, StoreFull | KeyMissing):
+        return type(cause)(f"{what}: {cause}")
+    if isinstance(error, KeyError):  # a stock client's
+        return KeyMissing(str(error))
+    return StoreError(f"{what}: store {store!r} failed: {text_of(error)}")

@@ -5,7 +5,7 @@ from neoproto.weights.options import WeightOptions
 from neoproto.weights.publisher import Publisher
 from neoproto.weights.puller import Pulled, Puller
 from neoproto.weights.registry import Lease, LocalRegistry, Registry, RegistryState, WeightRegistry
-from neoproto.weights.version import WeightVersion, lag
+from neoproto.weights.version import WeightVersion, group_clock, lag, should_load, staleness, too_stale
 
 __all__ = [
     "Entry",
@@ -23,6 +23,10 @@ __all__ = [
     "WeightVersion",
     "check_layout",
     "dtype_name",
+    "group_clock",
     "lag",
     "parse_dtype",
+    "should_load",
+    "staleness",
+    "too_stale",
 ]

@@ -170,7 +170,7 @@ class World:
         store = active_store()
         assert store is not None
         bucket = store.put(torch.zeros(4), key=f"weights/{version}")
-        return Manifest(version=version, entries=(), buckets=(bucket,))
+        return Manifest(version=version, entries=(), buckets=(bucket,), bucket_bytes=(16,))
 
     def load(self, manifest: Manifest) -> None:
         store = active_store()

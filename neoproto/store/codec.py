@@ -144,9 +144,9 @@ def _tensor_bytes(tensor: torch.Tensor) -> Bytes:
 def _tensor_of(data: Bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     import torch
 
-    if not data.size:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.from_numpy(data).view(getattr(torch, dtype)).reshape(shape)
+    # An empty array may have a stride of 0, which keeps its tensor from being viewed as another dtype.
+    whole = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
+    return whole.view(getattr(torch, dtype)).reshape(shape)
 
 
 def _array_bytes(array: np.ndarray[Any, Any]) -> Bytes:

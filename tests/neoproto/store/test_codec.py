@@ -22,7 +22,7 @@ def _equal_bytes(a, b):
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex32, torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (4, 5), (2, 0, 3)], ids=str)
 def test_dense_tensors_of_every_dtype_come_back(dtype, shape):
     raw = torch.randint(0, 2, (torch.Size(shape).numel() * dtype.itemsize,), dtype=torch.uint8)

@@ -2,13 +2,14 @@
 
 import asyncio
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from neoproto.data import DataProto, collect, split_for_ranks
-from neoproto.errors import KeyMissing, StoreClosed
+from neoproto.errors import KeyMissing, StoreClosed, StoreError
 from neoproto.store import use_store
 
 pytestmark = pytest.mark.live
@@ -180,6 +181,35 @@ def test_stock_torchstore_clients_share_the_store(cluster):
     cluster.on(0, "stock_client", "delete", "test_live", "theirs")
     cluster.client.delete("ours.object")
     assert cluster.client.keys() == ["ours.tensor"]
+
+
+def test_stores_side_by_side_do_not_see_each_other(cluster):
+    """Nor does closing one, or a client of it, touch the other."""
+    from neoproto.store.engine import StoreClient, StoreServer
+
+    start = StoreServer.start(
+        procs=cluster.store_procs,
+        index_procs=cluster.index_procs,
+        name="test_beside",
+        strategy="host",
+        timeout_s=90,
+    )
+    server = asyncio.run(start)
+    beside = StoreClient.attach(server.spec(), host_id="0")
+    ours, theirs = cluster.client.put(torch.zeros(1 << 20), key="k"), beside.put(torch.ones(1 << 20), key="k")
+    assert (cluster.client.get("k").sum(), beside.get("k").sum()) == (0, 1 << 20)
+    assert cluster.client.keys() == beside.keys() == ["k"]
+    with pytest.raises(KeyMissing):
+        beside.delete(ours)
+    beside.close()
+    asyncio.run(server.close(10))
+    with pytest.raises(StoreClosed):
+        beside.get(theirs)
+    assert cluster.on(0, "run", "get", "k").sum() == 0
+    impatient = StoreClient.attach(replace(cluster.spec, timeout_s=1e-6), host_id="0")
+    with pytest.raises(StoreError, match="did not answer within 1e-06 s"):
+        impatient.get("k")
+    impatient.close()
 
 
 def test_a_closed_client_and_a_closed_store_say_so(cluster):

@@ -22,6 +22,7 @@ from neoproto.trainer.protocols import Group
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.step import learn
+from neoproto.trainer.store_metrics import store_metrics
 from neoproto.trainer.tasks import must_go_on, owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingBoard, WeightFlow
 from neoproto.weights.version import WeightVersion, required_version
@@ -146,7 +147,8 @@ class AsyncTrainer:
         self._feed_batch()
         samples = len(batch)
         self._buffer.done(sampled, batch)
-        parts.recorder.step(step, figures | sampled.metrics, clock, samples)
+        figures |= sampled.metrics | await store_metrics()
+        parts.recorder.step(step, figures, clock, samples)
 
     async def _hand_out_weights(self, flow: WeightFlow, clock: PhaseClock) -> None:
         """Publish; then either see to it that replicas load, or leave that to them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.step import ppo_step
+from neoproto.trainer.store_metrics import store_metrics
 from neoproto.trainer.tasks import owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow, WeightFlow
 
@@ -45,4 +46,4 @@ class SyncTrainer:
         samples = len(batch)
         batch.release()
         prompts.release()
-        parts.recorder.step(step, figures, clock, samples)
+        parts.recorder.step(step, figures | await store_metrics(), clock, samples)

@@ -24,6 +24,8 @@ METRICS = {
     "actor/grad_norm", "actor/lr", "response_length/clip_ratio", "perf/throughput", "perf/time_per_step",
     "perf/total_num_tokens", "perf/controller_share", "training/global_step", "training/epoch",
     "training/rollout_probs_diff_mean", "training/rollout_probs_diff_max",
+    "store/objects", "store/leases", "store/segments", "store/bytes_in", "store/bytes_out",
+    "store/bytes_mapped", "store/bytes_copied", "store/cache_hits", "store/controller/bytes_in",
     *(f"timing_s/{phase}" for phase in PHASES),
     *(
         f"{name}/{figure}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import tempfile
 import time
 from typing import Any
 
@@ -61,6 +62,9 @@ class Probe(Worker):
 
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def leave_a_file(self) -> str:
+        return tempfile.mkstemp(prefix="left-")[1]
 
     def left(self) -> float:
         return self.remaining()

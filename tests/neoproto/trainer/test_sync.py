@@ -51,9 +51,12 @@ def train(
 def test_every_object_of_a_run_is_released(tmp_path: Path, store: MemoryStore) -> None:
     """Prompts, batches (a replaced mask among them), validation batches and answers, weights."""
     world = World(lengths=(2, 2), truncated=(True, False))
-    train(tmp_path, world, FakePrompts(validation=2), test_freq=1)
+    _, recorder = train(tmp_path, world, FakePrompts(validation=2), test_freq=1)
     assert store.bytes_in > 0
     assert store.keys() == []
+    moved = [row["store/bytes_in"] for _, row in recorder.steps_logged()]
+    assert moved == sorted(set(moved))
+    assert {row["store/objects"] for _, row in recorder.steps_logged()} == {0.0}
 
 
 @pytest.mark.usefixtures("store")

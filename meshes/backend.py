@@ -19,7 +19,7 @@ from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
 from neoproto.runtime.executor import CallStatus
-from neoproto.runtime.wire import CallHeader
+from neoproto.runtime.wire import LAST, CallHeader
 
 if TYPE_CHECKING:
     from neoproto.runtime.gateway import Origin, Request
@@ -200,8 +200,7 @@ class MonarchGroup:
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
-        self._call_ports: list[Any] = []
-        self._endpoints: dict[tuple[int, ...], Any] = {}
+        self._addresses: list[ports.Address] = []
 
     def start(self, timeout_s: float) -> None:
         """Spawn processes and containers, and wait until all have said hello."""
@@ -222,16 +221,12 @@ class MonarchGroup:
             processes_per_node=block.devices_per_node,
             log_dir=str(request.log_dir),
             attach=request.attach,
-            requests=ports.requests().port_ref,
+            requests=ports.requests().address,
         )
         self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
         hellos = [hello for _, hello in self._mesh.hello.call().get(timeout=timeout_s).items()]
         self._infos = [info for info, _ in hellos]
-        self._call_ports = [port for _, port in hellos]
-        everyone = tuple(range(block.size))
-        self._endpoints[everyone] = self._mesh.invoke
-        for rank in everyone:
-            self._endpoints[rank,] = self._slice(rank).invoke
+        self._addresses = [address for _, address in hellos]
 
     def _command(self, point: Any) -> Any:
         """How to start the process at a point of (hosts × procs)."""
@@ -261,18 +256,9 @@ class MonarchGroup:
                 self._deaths.watch(self.request.key, info.rank, info.pid)
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
-        """Sync calls go to ports of the ranks; async ones to their event loops, as one cast if they can."""
-        port = ports.replies().port_ref
-        if header.sequence is not None:
-            ports.send((port, header, payload), *(self._call_ports[rank] for rank in ranks))
-            return
-        sdk.ensure_context()
-        endpoint = self._endpoints.get(tuple(ranks))
-        if endpoint is not None:
-            endpoint._send((header, payload), {}, port, "all")
-            return
-        for rank in ranks:
-            self._endpoints[rank,]._send((header, payload), {}, port, "all")
+        """One message for all of them, pickled once."""
+        addresses = self._addresses
+        ports.send((ports.replies().address, header, payload), *(addresses[rank] for rank in ranks))
 
     def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
         """Ask each rank by itself: one that does not answer must not hide the others."""
@@ -295,12 +281,6 @@ class MonarchGroup:
         )
         return [answers.get(rank, {}) for rank in range(len(self._infos))]
 
-    def cancel(self, ranks: Sequence[int], call_id: int) -> None:
-        """Cancel an async method. Does not wait."""
-        sdk.ensure_context()
-        for rank in ranks:
-            self._slice(rank).cancel_call.broadcast(call_id)
-
     def break_group(self, ranks: Sequence[int], reason: str) -> None:
         """Make containers refuse everything. Does not wait."""
         sdk.ensure_context()
@@ -315,6 +295,8 @@ class MonarchGroup:
 
     def drain(self, ranks: Sequence[int], timeout_s: float) -> bool:
         """Wait for what was admitted; False if it did not end in time."""
+        # By the way the calls went, and so behind them all.
+        self.send(ranks, CallHeader(call_id=0, role="", method=LAST), b"")
         answers = self._ask_each(ranks, lambda mesh: mesh.drain.call_one(timeout_s), timeout_s + 1.0)
         return len(answers) == len(ranks) and all(answers.values())
 

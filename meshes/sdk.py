@@ -106,6 +106,12 @@ def ensure_context() -> None:
         _set_context(_pinned)
 
 
+def pinned_instance() -> Any:
+    """The actor instance of the pinned context: what this process's own messages are sent from."""
+    assert _pinned is not None, "start_client or pin_context comes first"
+    return _pinned.actor_instance
+
+
 def run_blocking(body: Callable[[], T]) -> T:
     """Run something that waits for Monarch futures; on a helper thread if an event loop runs here.
 

@@ -21,7 +21,7 @@ from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.deadline import DeadlineWatch
 from neoproto.runtime.members import Members
-from neoproto.runtime.wire import CallHeader, Failure, decode, decode_failure
+from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_failure
 
 Collect = Callable[[list[Any]], Any]
 
@@ -57,7 +57,8 @@ class PendingCall(RemoteCall[Any]):
         ):
             return False
         if self.is_async:
-            self.members.processes.cancel(tuple(self.replies), self.call_id)
+            header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
+            self.members.processes.send(tuple(self.replies), header, b"")
         return True
 
     def silent_ranks(self) -> list[int]:

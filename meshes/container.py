@@ -79,9 +79,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._host = socket.gethostname()
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
         self._store = ProcessStore(store, identity.node_rank, identity.local_rank)
-        self._executor = WorkerExecutor(
-            identity, self._host, self._rendezvous, asyncio.get_running_loop()
-        )
+        self._executor = WorkerExecutor(identity, self._host, self._rendezvous, asyncio.get_running_loop())
         ports.calls().set_sink(self._take)
         self._runtime = attach(spec.attach, rank, spec.requests)
 

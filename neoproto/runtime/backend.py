@@ -85,7 +85,7 @@ class ProcessGroup(Protocol):
         ...
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
-        """Send one call to some ranks, the same arguments to all, behind all that was sent before. Does not wait."""
+        """Send one call to some ranks, behind all that was sent before. Does not wait."""
         ...
 
     def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:

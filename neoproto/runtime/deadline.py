@@ -34,7 +34,7 @@ def deadline_after(timeout: float | None) -> float:
 
 
 def set_deadline(deadline: float) -> None:
-    """Make `deadline`, on this process's monotonic clock, the one that the rest of this context runs under."""
+    """Make `deadline`, on this process's clock, the one that the rest of this context runs under."""
     _running_deadline.set(deadline)
 
 

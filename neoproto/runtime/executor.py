@@ -105,7 +105,7 @@ class WorkerExecutor:
         self._thread.start()
 
     def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
-        """Take a call, on one thread: it has its place in the order, or its turn on the loop, when this returns."""
+        """Take a call: it has its place in the order, or its turn on the loop, when this returns."""
         deadline = math.inf if header.budget_s is None else time.monotonic() + header.budget_s
         context = self._context.copy()
         place = header.place(self.identity.rank)

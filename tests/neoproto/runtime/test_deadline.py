@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from neoproto.runtime.deadline import DeadlineWatch, deadline_after, set_deadline, remaining
+from neoproto.runtime.deadline import DeadlineWatch, deadline_after, remaining, set_deadline
 
 
 def test_without_a_call_there_is_no_deadline() -> None:

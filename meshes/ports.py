@@ -3,7 +3,8 @@
     sender's thread ──send: pickled bytes──> Monarch ──> the pump's thread ──> sink
 
 Each pump has a thread of its own, so that none needs an event loop of ours. A thread takes a burst of
-messages for half the processor time of a coroutine on Monarch's runtime, which drops the interpreter after each.
+messages for half the processor time of a coroutine on Monarch's runtime, which lets go of the interpreter
+after each.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from actors.ranks import Ranks
 from actors.torch_model import ModelOptions, load_model, named_weights, save_hf_folder, shard
 from actors.torch_worker import TorchOptions, TorchWorker
 from actors.training import LossShare, TrainLoop, TrainOptions
+from actors.weight_registry import BlockingRegistry, Group
 from neoproto.algorithms.aggregate import LossDenominators, aggregate_loss
 from neoproto.algorithms.kl import kl_estimate
 from neoproto.algorithms.logprobs import entropy_from_logits, log_probs_from_logits
@@ -22,7 +23,12 @@ from neoproto.data import DataProto
 from neoproto.errors import StoreError
 from neoproto.runtime import Dispatch, register
 from neoproto.store import active_store
-from neoproto.weights import Manifest, Publisher, WeightVersion, parse_dtype
+from neoproto.weights import Manifest, Publisher, WeightOptions, WeightVersion
+
+_ANSWER_S = 2.0
+"""What of a call's time is kept back to say what went wrong."""
+_LONGEST_WAIT_S = 600.0
+"""How long leases are waited for in a call without a deadline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +44,7 @@ class PolicyOptions:
         entropy_coeff: weight of the entropy bonus.
         use_kl_loss, kl_loss_coef, kl_loss_type: KL to the reference in the loss; needs `ref_log_prob`.
         log_prob_micro_batch_size: samples per forward pass of `compute_log_prob` on one rank.
-        rollout_dtype: what float32 weights are published as; None keeps them.
-        bucket_bytes: bytes of one bucket of published weights.
+        weights: how they are published.
     """
 
     model: ModelOptions
@@ -53,8 +58,7 @@ class PolicyOptions:
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "k3"
     log_prob_micro_batch_size: int = 64
-    rollout_dtype: str | None = None
-    bucket_bytes: int = 64 << 20
+    weights: WeightOptions = field(default_factory=WeightOptions)
 
 
 class Policy:
@@ -143,6 +147,7 @@ class PolicyWorker(TorchWorker):
         self._options = options
         self._policy = Policy(options, self.ranks)
         self._publisher: Publisher | None = None
+        self._registry: BlockingRegistry | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, pad=True)
     def compute_log_prob(self, batch: DataProto) -> DataProto:
@@ -154,10 +159,26 @@ class PolicyWorker(TorchWorker):
         """One PPO update on the batch; metrics as `Policy.update`, one dictionary for all ranks."""
         return self._policy.update(self.read(batch, self._policy.update_columns))
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def attach_registry(self, registry: Group) -> None:
+        """Announce versions in the registry of this worker group; call it before the first publish.
+
+        Raises:
+            RuntimeError: weights were published already.
+        """
+        if self._publisher is not None:
+            raise RuntimeError("a registry must be attached before the first weights are published")
+        self._registry = BlockingRegistry(registry)
+
     @register(dispatch_mode=REPLICATED)
     def publish_weights(self, version: WeightVersion) -> Manifest:
-        """Put the current weights into the run's store as `version`; readable when this returns."""
-        return self._publishing().publish(version, named_weights(self._policy.model))
+        """Put the current weights into the run's store as `version`; ready to be pulled when this returns.
+
+        Raises:
+            WeightsInUse: a replica kept reading the oldest version until this call's time ran out.
+        """
+        timeout = min(max(self.remaining() - _ANSWER_S, 0.0), _LONGEST_WAIT_S)
+        return self._publishing().publish(version, named_weights(self._policy.model), timeout=timeout)
 
     @register(dispatch_mode=REPLICATED)
     def retire_weights(self, version: WeightVersion) -> None:
@@ -174,11 +195,10 @@ class PolicyWorker(TorchWorker):
             store = active_store()
             if store is None:
                 raise StoreError("weights are published through the run's object store, and there is none")
-            dtype = self._options.rollout_dtype
             self._publisher = Publisher(
                 store,
-                bucket_bytes=self._options.bucket_bytes,
-                rollout_dtype=None if dtype is None else parse_dtype(dtype),
+                self._registry,
+                self._options.weights,
                 prefix=f"weights/{self.group_name}",
                 writes=self.rank == 0,
             )

@@ -30,7 +30,8 @@ from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Manifest, Puller, TensorLayout, WeightVersion
+from neoproto.weights import Manifest, TensorLayout, WeightVersion
+from neoproto.weights.reading import WeightReader
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so
@@ -59,7 +60,7 @@ class Rollout:
         self._options, self._engine = options, engine
         self._version = WeightVersion(epoch=0, n=0)
         self._loading = asyncio.Lock()
-        self._puller: Puller | None = None
+        self._reader: WeightReader | None = None
         self._tokens = self._samples = 0
         self._seconds = 0.0
 
@@ -101,9 +102,9 @@ class Rollout:
         """Pull a version and serve it; see `RolloutWorker.load_weights`."""
         async with self._loading:
             await self._engine.check_layout(manifest.layout(), f"weights {manifest.version}")
-            if self._puller is None:
-                self._puller = Puller(store)
-            tensors = await asyncio.to_thread(self._puller.pull, manifest)
+            if self._reader is None:
+                self._reader = WeightReader(store)
+            tensors = await asyncio.to_thread(self._reader.read, manifest)
             await self._engine.load(manifest.version, tensors)
             self._version = manifest.version
 

@@ -144,6 +144,24 @@ class TornRead(NeoProtoError):
     """Bytes were read that can no longer be vouched for; they were not handed over."""
 
 
+class WeightsInUse(NeoProtoError, TimeoutError):
+    """A weight version had to make room and was still being read when time ran out.
+
+    Attributes:
+        version: which.
+        holders: who reads it, with the time left of each lease.
+        waited: seconds.
+    """
+
+    def __init__(self, version: object, holders: Sequence[str], waited: float) -> None:
+        super().__init__(version, holders, waited)
+        self.version, self.holders, self.waited = version, tuple(holders), waited
+
+    def __str__(self) -> str:
+        holders = "; ".join(self.holders)
+        return f"weights {self.version} were still read after {self.waited:.1f} s, by {holders}"
+
+
 class WeightMismatch(NeoProtoError):
     """The names, shapes or dtypes of a weight version differ from those of the model that should load it."""
 

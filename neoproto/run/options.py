@@ -16,6 +16,7 @@ from actors.training import OptimOptions, TrainOptions
 from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.config import OptimConfig, RunConfig
 from neoproto.data.generation import SamplingParams
+from neoproto.weights import WeightOptions
 
 DeviceType = Literal["cpu", "gpu"]
 
@@ -50,8 +51,9 @@ def policy_options(config: RunConfig, model_dir: Path, device: DeviceType, total
         kl_loss_coef=actor.kl_loss_coef,
         kl_loss_type=actor.kl_loss_type,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
-        rollout_dtype=config.rollout_dtype,
-        bucket_bytes=config.weights.bucket_mib << 20,
+        weights=WeightOptions(
+            rollout_dtype=config.rollout_dtype, bucket_bytes=config.weights.bucket_mib << 20
+        ),
     )
 
 

@@ -106,8 +106,24 @@ async def ppo_step(
     Returns:
         The finished batch (references; the caller releases it) and the metrics.
     """
+    batch = await clock.call(
+        "gen", workers.rollout, "generate_sequences", prompts, timeout=settings.timeouts.generate
+    )
+    return await learn(workers, batch, settings, clock)
+
+
+async def learn(
+    workers: Workers, batch: DataProto, settings: StepSettings, clock: PhaseClock
+) -> tuple[DataProto, dict[str, float]]:
+    """Judge, estimate, update: a step on samples that were generated here or elsewhere.
+
+    Args:
+        batch: one training batch of finished samples.
+
+    Returns:
+        The finished batch (references; the caller releases it) and the metrics.
+    """
     limits = settings.timeouts
-    batch = await clock.call("gen", workers.rollout, "generate_sequences", prompts, timeout=limits.generate)
     batch = await annotate(workers, batch, settings, clock)
     with clock.phase("adv"):
         batch, figures = estimate(batch, settings)

@@ -1,7 +1,7 @@
-"""Packs a model's tensors into byte buckets and puts them into the object store as one version.
+"""Packs a model's tensors into byte buckets and publishes them as one version.
 
     named tensors ──plan──> entries, bucket sizes
-          └──copy + cast──> host buckets ──put_batch──> store       manifest ──> pullers
+          └──copy + cast──> host buckets ──put_batch──> store      manifest ──> registry ──> pullers
 
 Host buckets are allocated once and filled again for every version: a put copies.
 """
@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from neoproto.errors import WeightsInUse
 from neoproto.store import KeyOrRef, ObjectStore
-from neoproto.weights.manifest import Entry, Manifest, TensorLayout, dtype_name
+from neoproto.weights.manifest import Entry, Manifest, TensorLayout, dtype_name, parse_dtype
+from neoproto.weights.options import WeightOptions
+from neoproto.weights.registry import LeaseInfo, WeightRegistry
 from neoproto.weights.sharding import is_sharded, whole_tensor
 from neoproto.weights.version import WeightVersion
 
@@ -74,6 +78,33 @@ def plan_packing(
     return PackingPlan(entries=tuple(entries), sources=tuple(sources.values()), bucket_sizes=tuple(sizes))
 
 
+class PublishingRegistry(Protocol):
+    """What a publisher needs of a registry, blocking; see `Registry`."""
+
+    def publish(self, manifest: Manifest) -> None: ...
+
+    def retire(self, version: WeightVersion) -> None: ...
+
+    def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]: ...
+
+
+class OwnRegistry:
+    """A publisher's registry when nobody else reads: there are no leases to wait for."""
+
+    def __init__(self) -> None:
+        self._rules = WeightRegistry()
+
+    def publish(self, manifest: Manifest) -> None:
+        self._rules.publish(manifest)
+
+    def retire(self, version: WeightVersion) -> None:
+        self._rules.retire(version)
+
+    def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
+        self._rules.reclaim(version)
+        return ()
+
+
 class Publisher:
     """Publishes versions of one model and deletes them again.
 
@@ -82,8 +113,8 @@ class Publisher:
 
     Args:
         store: where the buckets go. Its `put_batch` copies before it returns.
-        bucket_bytes: bytes of a bucket, > 0.
-        rollout_dtype: what float32 weights are cast to on the way in; `None` keeps them.
+        registry: where versions are announced; None: nowhere, the manifest is handed on.
+        options: see there.
         prefix: first part of the store keys; two publishers on one store need different ones.
         writes: this rank puts the bytes; the others' manifests hold keys in place of references.
     """
@@ -91,16 +122,17 @@ class Publisher:
     def __init__(
         self,
         store: ObjectStore,
+        registry: PublishingRegistry | None = None,
+        options: WeightOptions | None = None,
         *,
-        bucket_bytes: int = 64 << 20,
-        rollout_dtype: torch.dtype | None = None,
         prefix: str = "weights",
         writes: bool = True,
     ) -> None:
-        if bucket_bytes <= 0:
-            raise ValueError(f"bucket_bytes must be positive, got {bucket_bytes}")
         self._store, self._prefix, self._writes = store, prefix, writes
-        self._bucket_bytes, self._rollout_dtype = bucket_bytes, rollout_dtype
+        self._registry = registry if registry is not None and writes else OwnRegistry()
+        self._options = options or WeightOptions()
+        dtype = self._options.rollout_dtype
+        self._rollout_dtype = None if dtype is None else parse_dtype(dtype)
         self._host_buckets: list[Tensor] = []
         self._live: dict[WeightVersion, Manifest] = {}
         self._newest: WeightVersion | None = None
@@ -111,41 +143,58 @@ class Publisher:
         return tuple(sorted(self._live))
 
     @torch.no_grad()
-    def publish(self, version: WeightVersion, named_tensors: Mapping[str, Tensor]) -> Manifest:
-        """Store the tensors as `version`; when this returns, every byte is readable.
+    def publish(
+        self, version: WeightVersion, named_tensors: Mapping[str, Tensor], *, timeout: float = 60.0
+    ) -> Manifest:
+        """Store the tensors as `version` and announce it; every byte is readable when this returns.
+
+        If all slots are taken, the oldest version is retired first, and deleted once nobody reads it.
 
         Args:
             named_tensors: plain tensors of any device, or DTensors, which all ranks gather one at a time.
+            timeout: seconds to wait for leases on the oldest version.
 
         Raises:
             ValueError: `version` is not newer than the last one published here, or there are no tensors.
+            WeightsInUse: the oldest version is still being read; names the holders. It stays retired.
             StoreError: the store refused the bytes; nothing of this version remains.
         """
         if self._newest is not None and version <= self._newest:
             raise ValueError(f"weights {version} cannot be published after {self._newest}")
         if not named_tensors:
             raise ValueError(f"weights {version} have no tensors")
-        plan = plan_packing(named_tensors, bucket_bytes=self._bucket_bytes, rollout_dtype=self._rollout_dtype)
+        while len(self._live) >= self._options.num_slots:
+            self.retire(self.live[0], timeout=timeout)
+        plan = plan_packing(
+            named_tensors, bucket_bytes=self._options.bucket_bytes, rollout_dtype=self._rollout_dtype
+        )
         keys = [f"{self._prefix}/{version}/{index}" for index in range(len(plan.bucket_sizes))]
         buckets: list[KeyOrRef] = list(keys)
         self._fill(plan, named_tensors)
         if self._writes:
             buckets = list(self._store.put_batch(dict(zip(keys, self._host_buckets, strict=True))))
         manifest = Manifest(version=version, entries=plan.entries, buckets=tuple(buckets))
+        self._registry.publish(manifest)
         self._live[version] = manifest
         self._newest = version
         return manifest
 
-    def retire(self, version: WeightVersion) -> None:
-        """Delete the version's objects; nobody may be reading them any more.
+    def retire(self, version: WeightVersion, *, timeout: float = 60.0) -> None:
+        """Retire a version, wait until nobody reads it, and delete its bytes.
 
         Raises:
-            ValueError: `version` was never published here, or is retired already.
+            ValueError: `version` was never published here, or is deleted already.
+            WeightsInUse: `timeout` seconds passed first; names the holders. It stays retired.
         """
-        manifest = self._live.pop(version, None)
+        manifest = self._live.get(version)
         if manifest is None:
             known = ", ".join(map(str, self.live)) or "none"
             raise ValueError(f"weights {version} are not published here; published: {known}")
+        self._registry.retire(version)
+        holders = self._registry.wait_reclaimed(version, timeout)
+        if holders:
+            raise WeightsInUse(version, [str(holder) for holder in holders], timeout)
+        del self._live[version]
         if self._writes:
             self._store.delete_batch(list(manifest.buckets))
 

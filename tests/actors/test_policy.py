@@ -13,7 +13,8 @@ from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.data import DataProto
 from neoproto.errors import NonFiniteLoss, StoreError
 from neoproto.store import MemoryStore, use_store
-from neoproto.weights import Puller, WeightVersion
+from neoproto.weights import WeightOptions, WeightVersion
+from neoproto.weights.reading import WeightReader
 from tests.actors.tiny_llama import CHAT_TEMPLATE, VOCABULARY, make_batch
 
 
@@ -237,7 +238,9 @@ def make_worker(chosen: PolicyOptions) -> PolicyWorker:
 
 
 def test_the_worker_scores_updates_and_publishes_through_the_store(llama_folder):
-    worker = make_worker(options(llama_folder, rollout_dtype="bfloat16", bucket_bytes=4096))
+    worker = make_worker(
+        options(llama_folder, weights=WeightOptions(rollout_dtype="bfloat16", bucket_bytes=4096))
+    )
     policy, store = Policy(options(llama_folder), Ranks()), MemoryStore("run")
     columns = make_batch(8)
     with use_store(store):
@@ -246,12 +249,41 @@ def test_the_worker_scores_updates_and_publishes_through_the_store(llama_folder)
         assert torch.equal(scores["old_log_probs"], policy.log_probs(columns)["old_log_probs"])
         assert worker.update_actor(batch) == policy.update(columns)
         manifest = worker.publish_weights(WeightVersion(epoch=0, n=1))
-        pulled = Puller(store).pull(manifest)
+        pulled = WeightReader(store).read(manifest)
         expected = {name: tensor.to(torch.bfloat16) for name, tensor in weights(policy).items()}
         assert largest_difference(pulled, expected) == 0.0
         before = len(store.keys())
         worker.retire_weights(WeightVersion(epoch=0, n=1))
         assert len(store.keys()) == before - len(manifest.buckets)
+
+
+class RegistryGroup:
+    """A registry's worker group whose calls end at once; notes them."""
+
+    def __init__(self):
+        self.calls = []
+
+    def submit(self, method, args=(), kwargs=None, timeout=None):
+        self.calls.append((method, *args, timeout))
+        return self
+
+    def result(self):
+        return ()
+
+
+def test_the_worker_announces_in_the_attached_registry_and_waits_no_longer_than_its_call(llama_folder):
+    worker, group = make_worker(options(llama_folder, weights=WeightOptions(num_slots=1))), RegistryGroup()
+    worker.attach_registry(group)
+    first, second = (WeightVersion(epoch=0, n=n) for n in range(2))
+    with use_store(MemoryStore("run")):
+        manifest = worker.publish_weights(first)
+        worker.remaining = lambda: 12.0
+        worker.publish_weights(second)
+    assert [call[0] for call in group.calls] == ["publish", "retire", "wait_reclaimed", "publish"]
+    assert group.calls[0][1] == manifest
+    assert group.calls[2][1:3] == (first, 10.0)
+    with pytest.raises(RuntimeError, match="before the first weights are published"):
+        worker.attach_registry(group)
 
 
 def test_publishing_without_a_store_is_an_error_that_says_so(llama_folder):

@@ -27,7 +27,7 @@ from neoproto.data import DataProto
 from neoproto.data.generation import Generation, SamplingParams, request_seed
 from neoproto.errors import ConfigError, RolloutError, WeightMismatch
 from neoproto.store.memory import MemoryStore
-from neoproto.weights import Publisher, WeightVersion
+from neoproto.weights import Publisher, WeightOptions, WeightVersion
 from tests.actors.fake_engine import FakeEngine
 
 P, R, PAD = 6, 5, 0
@@ -217,9 +217,9 @@ def test_validation_draws_its_own_way_and_alike_on_all_weights(rollout: Rollout,
     assert all(sampling.greedy for _, sampling in greedy)
 
 
-async def load(rollout: Rollout, n: int, dtype: torch.dtype = torch.float32, name: str = "w") -> None:
+async def load(rollout: Rollout, n: int, dtype: str = "float32", name: str = "w") -> None:
     store = MemoryStore()
-    publisher = Publisher(store, bucket_bytes=1 << 16, rollout_dtype=dtype)
+    publisher = Publisher(store, options=WeightOptions(bucket_bytes=1 << 16, rollout_dtype=dtype))
     manifest = publisher.publish(WeightVersion(epoch=0, n=n), {name: torch.full((2,), float(n))})
     await rollout.load(manifest, store)
 
@@ -234,7 +234,7 @@ def test_a_published_version_is_loaded_and_named_in_every_token(rollout: Rollout
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"name": "other"}, "missing: w"), ({"dtype": torch.bfloat16}, "w is bfloat16")],
+    [({"name": "other"}, "missing: w"), ({"dtype": "bfloat16"}, "w is bfloat16")],
 )
 def test_weights_of_another_model_or_dtype_are_refused(
     rollout: Rollout, changes: dict[str, Any], said: str

@@ -16,7 +16,7 @@ from neoproto.errors import NonFiniteLoss, RewardError
 from neoproto.store import MemoryStore
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
-from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, ppo_step, together
+from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step, together
 from tests.neoproto.trainer.fakes import GENERATED, FakeGroup, World, prompt_batch
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -63,6 +63,20 @@ def test_generate_then_everything_that_annotates_then_both_updates() -> None:
         "compute_score", "compute_log_prob", "compute_ref_log_prob", "compute_values",
     }  # fmt: skip
     assert set(world.order()[5:]) == {"update_actor", "update_critic"}
+
+
+def test_learning_from_samples_made_elsewhere_asks_rollout_for_nothing() -> None:
+    world = World()
+    elsewhere = world.generate(prompt_batch())
+    workers, clock = world.workers(), PhaseClock()
+    batch, figures = asyncio.run(learn(workers, elsewhere, settings(), clock))
+    whole, whole_figures = step(World(), settings())
+    assert set(world.order()) == {
+        "compute_score", "compute_log_prob", "compute_values", "update_actor", "update_critic",
+    }  # fmt: skip
+    assert figures == whole_figures
+    assert set(batch.columns) == set(whole.columns)
+    assert "timing_s/gen" not in clock.metrics()
 
 
 def test_each_call_carries_the_deadline_of_its_kind() -> None:

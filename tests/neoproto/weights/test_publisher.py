@@ -3,10 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neoproto.errors import KeyMissing, StoreFull, WeightMismatch
+from neoproto.errors import KeyMissing, StoreFull, WeightMismatch, WeightsInUse
 from neoproto.store import MemoryStore
-from neoproto.weights import Publisher, Puller, WeightVersion
-from neoproto.weights.publisher import ALIGNMENT, plan_packing
+from neoproto.weights import Publisher, WeightOptions, WeightVersion
+from neoproto.weights.publisher import ALIGNMENT, OwnRegistry, plan_packing
+from neoproto.weights.reading import WeightReader
+from neoproto.weights.registry import LeaseInfo
 
 
 def version(n: int, epoch: int = 0) -> WeightVersion:
@@ -31,8 +33,8 @@ def model_tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 200, 10_000])
 def test_what_is_published_is_pulled_bit_for_bit(bucket_bytes):
     store, tensors = MemoryStore(), model_tensors()
-    manifest = Publisher(store, bucket_bytes=bucket_bytes).publish(version(0), tensors)
-    pulled = Puller(store).pull(manifest)
+    manifest = Publisher(store, options=WeightOptions(bucket_bytes=bucket_bytes)).publish(version(0), tensors)
+    pulled = WeightReader(store).read(manifest)
     assert list(pulled) == list(tensors)
     for name, tensor in tensors.items():
         assert pulled[name].dtype == tensor.dtype
@@ -42,8 +44,8 @@ def test_what_is_published_is_pulled_bit_for_bit(bucket_bytes):
 
 def test_float32_is_cast_and_other_dtypes_are_kept():
     store, tensors = MemoryStore(), model_tensors()
-    manifest = Publisher(store, rollout_dtype=torch.bfloat16).publish(version(0), tensors)
-    pulled = Puller(store).pull(manifest)
+    manifest = Publisher(store, options=WeightOptions(rollout_dtype="bfloat16")).publish(version(0), tensors)
+    pulled = WeightReader(store).read(manifest)
     for name, tensor in tensors.items():
         expected = tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
         assert pulled[name].dtype == expected.dtype
@@ -53,7 +55,7 @@ def test_float32_is_cast_and_other_dtypes_are_kept():
 def test_tied_weights_are_stored_once_and_come_back_tied():
     store, tensors = MemoryStore(), model_tensors()
     manifest = Publisher(store).publish(version(0), tensors)
-    pulled = Puller(store).pull(manifest)
+    pulled = WeightReader(store).read(manifest)
     assert pulled["lm_head"].data_ptr() == pulled["embed"].data_ptr()
     untied = Publisher(MemoryStore()).publish(version(0), tensors | {"lm_head": tensors["embed"].clone()})
     assert untied.nbytes == manifest.nbytes + tensors["embed"].nbytes
@@ -78,23 +80,23 @@ def test_buckets_hold_no_more_than_their_size_except_for_one_larger_tensor():
 
 def test_a_version_holds_the_values_of_its_publish_not_later_ones():
     store, weight = MemoryStore(), torch.ones(3)
-    publisher, puller = Publisher(store), Puller(store)
+    publisher, reader = Publisher(store), WeightReader(store)
     first = publisher.publish(version(0), {"w": weight})
     weight += 1
     second = publisher.publish(version(1), {"w": weight})
-    assert puller.pull(first)["w"].tolist() == [1, 1, 1]
-    assert puller.pull(second)["w"].tolist() == [2, 2, 2]
+    assert reader.read(first)["w"].tolist() == [1, 1, 1]
+    assert reader.read(second)["w"].tolist() == [2, 2, 2]
 
 
 def test_retire_deletes_the_objects_of_that_version_only():
     store = MemoryStore()
-    publisher = Publisher(store, bucket_bytes=64)
+    publisher = Publisher(store, options=WeightOptions(bucket_bytes=64))
     old, new = (publisher.publish(version(n), model_tensors()) for n in (0, 1))
     publisher.retire(version(0))
     assert set(store.keys()) == {ref.key for ref in new.buckets}
     assert publisher.live == (version(1),)
     with pytest.raises(KeyMissing):
-        Puller(store).pull(old)
+        WeightReader(store).read(old)
     with pytest.raises(ValueError, match=r"weights 0\.0 are not published here; published: 0\.1"):
         publisher.retire(version(0))
 
@@ -141,22 +143,78 @@ def test_nothing_to_publish_and_useless_buckets_are_refused():
     with pytest.raises(ValueError, match="no tensors"):
         Publisher(MemoryStore()).publish(version(0), {})
     with pytest.raises(ValueError, match="bucket_bytes must be positive, got 0"):
-        Publisher(MemoryStore(), bucket_bytes=0)
+        WeightOptions(bucket_bytes=0)
 
 
-def test_a_puller_refuses_a_version_with_another_layout_and_names_what_differs():
+def test_a_reader_refuses_a_version_with_another_layout_and_names_what_differs():
     store = MemoryStore()
-    publisher, puller = Publisher(store), Puller(store)
-    puller.pull(publisher.publish(version(0), {"a": torch.zeros(2), "b": torch.zeros(3)}))
+    publisher, reader = Publisher(store), WeightReader(store)
+    reader.read(publisher.publish(version(0), {"a": torch.zeros(2), "b": torch.zeros(3)}))
     changed = publisher.publish(version(1), {"a": torch.zeros(2), "b": torch.zeros(4)})
     with pytest.raises(WeightMismatch, match=r"weights 0\.1 .* b is float32\[4\], not float32\[3\]"):
-        puller.pull(changed)
+        reader.read(changed)
 
 
-def test_a_puller_refuses_a_bucket_of_another_size():
+def test_a_reader_refuses_a_bucket_of_another_size():
     store = MemoryStore()
     manifest = Publisher(store).publish(version(0), {"a": torch.zeros(2)})
     store.put(torch.zeros(7, dtype=torch.uint8), key="weights/0.0/0")
     manifest = replace(manifest, buckets=("weights/0.0/0",))
     with pytest.raises(WeightMismatch, match=r"bucket weights/0\.0/0 has 7 bytes, its manifest says 8"):
-        Puller(store).pull(manifest)
+        WeightReader(store).read(manifest)
+
+
+class Registry(OwnRegistry):
+    """Notes what it is told; says who reads the versions in `read`."""
+
+    def __init__(self):
+        super().__init__()
+        self.told, self.read = [], set()
+
+    def publish(self, manifest):
+        super().publish(manifest)
+        self.told.append(("publish", manifest.version.n))
+
+    def retire(self, version):
+        super().retire(version)
+        self.told.append(("retire", version.n))
+
+    def wait_reclaimed(self, version, timeout):
+        self.told.append(("wait", version.n, timeout))
+        if version.n in self.read:
+            return (LeaseInfo(lease_id="1", holder="rollout/3", version=version, seconds_left=4.0),)
+        return super().wait_reclaimed(version, timeout)
+
+
+def test_the_oldest_version_makes_room_once_nobody_reads_it():
+    store, registry = MemoryStore(), Registry()
+    publisher = Publisher(store, registry, WeightOptions(num_slots=2))
+    kept = [publisher.publish(version(n), {"w": torch.full((2,), n)}, timeout=5) for n in range(4)]
+    assert registry.told == [
+        *[("publish", 0), ("publish", 1)],
+        *[("retire", 0), ("wait", 0, 5), ("publish", 2)],
+        *[("retire", 1), ("wait", 1, 5), ("publish", 3)],
+    ]
+    assert publisher.live == (version(2), version(3))
+    assert set(store.keys()) == {ref.key for manifest in kept[2:] for ref in manifest.buckets}
+
+
+def test_a_slot_that_is_still_read_is_not_overwritten_and_the_holder_is_named():
+    store, registry = MemoryStore(), Registry()
+    publisher = Publisher(store, registry, WeightOptions(num_slots=1))
+    old = publisher.publish(version(0), {"w": torch.zeros(2)})
+    registry.read = {0}
+    with pytest.raises(
+        WeightsInUse, match=r"weights 0\.0 .* after 5\.0 s, by rollout/3 on 0\.0 \(4\.0 s left\)"
+    ):
+        publisher.publish(version(1), {"w": torch.ones(2)}, timeout=5)
+    assert WeightReader(store).read(old)["w"].tolist() == [0, 0]
+    registry.read = set()
+    new = publisher.publish(version(1), {"w": torch.ones(2)})
+    assert set(store.keys()) == {ref.key for ref in new.buckets}
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_slots", 0), ("lease_ttl", 0.0)])
+def test_options_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        WeightOptions(**{name: value})

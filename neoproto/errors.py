@@ -176,3 +176,8 @@ class RewardError(NeoProtoError):
 
 class RolloutError(NeoProtoError):
     """The generation engine failed or returned something that breaks its contract."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, for a message of one line; its class if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

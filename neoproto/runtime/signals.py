@@ -15,8 +15,10 @@ _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 class Terminated(SystemExit):
     """Raised in the main thread by SIGTERM or SIGHUP while a runtime lives; exit code 128 + the signal.
 
+    Also by the command where a write finds that its reader has gone, for SIGPIPE, which Python ignores.
+
     Attributes:
-        signal_name: "SIGTERM" or "SIGHUP".
+        signal_name: "SIGTERM", for example.
     """
 
     def __init__(self, signum: int) -> None:

@@ -8,13 +8,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
-from meshes.jobs import PrivateHosts
+from meshes.jobs import MESH_PREFIX, PrivateHosts
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MESH_PREFIX = "np-"
 STORE_ACTORS = "neoproto.store.engine."
 STORE_KEY = "/store"
 """What the store's processes are watched as; no group's key has a slash."""
@@ -49,6 +49,7 @@ class MonarchBackend:
         self._groups: dict[str, MonarchGroup] = {}
         self._store: GlobalStore | None = None
         self._tmp_dir = ""
+        self._closing: Future[None] = Future()
 
     def start(
         self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
@@ -68,7 +69,7 @@ class MonarchBackend:
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
-        self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env)
+        self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing)
         self._hosts.add_clusters(options.clusters)
 
     def _serve(self, on_request: OnRequest) -> None:
@@ -97,6 +98,7 @@ class MonarchBackend:
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
             guard_shm=self._guardian.guard_shm,
+            closing=self._closing,
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
@@ -141,19 +143,25 @@ class MonarchBackend:
         )
         group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths)
         self._groups[request.key] = group
-        group.start(timeout_s)
+        sdk.run_blocking(lambda: group.start(timeout_s), self._closing)
         return group
+
+    def stop_spawning(self) -> None:
+        """Whoever waits for processes to start waits no longer."""
+        if not self._closing.done():
+            self._closing.set_result(None)
 
     def close(self, timeout_s: float) -> None:
         """Kill the hosts, end what is left of the run, remove its folders, put everything back."""
         with contextlib.ExitStack() as stack:
             if self._guardian is not None:
-                stack.callback(self._guardian.dismiss)
+                stack.callback(self._dismiss, self._guardian)
             if self._logs is not None:
                 stack.callback(self._logs.close)
             if self._deaths is not None:
                 stack.callback(self._deaths.close)
-            if self._hook is not None and all(group.unwatched for group in self._groups.values()):
+            all_stopped = all(group.unwatched for group in self._groups.values())
+            if self._hook is not None and all_stopped and (self._store is None or self._store.unwatched):
                 # Otherwise Monarch may yet report what was killed, and its own hook would end the program.
                 stack.callback(self._hook.restore)
             stack.callback(self._sweep, timeout_s)
@@ -162,6 +170,11 @@ class MonarchBackend:
                 stack.callback(ports.requests().set_sink, None)
             if self._hosts is not None:
                 stack.callback(self._hosts.close)
+
+    def _dismiss(self, guardian: Guardian) -> None:
+        # A start that was given up may yet make a process: then the guardian stays as long as this one.
+        if not sdk.helpers_left():
+            guardian.dismiss()
 
     def _sweep(self, timeout_s: float) -> None:
         if self._guardian is None:
@@ -175,6 +188,7 @@ class MonarchBackend:
 
     def _on_fault(self, mesh_name: str, report: str) -> bool:
         """Supervision's word on a fault; True if it is about one of this run's meshes."""
+        logger.info("fault of %s: %s", mesh_name, report)
         rank, cause = parse_fault(report)
         for key, group in self._groups.items():
             if mesh_name.startswith(group.mesh_name):
@@ -194,8 +208,7 @@ class MonarchGroup:
     ) -> None:
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
-        self.released = False
-        self.unwatched = True
+        self.released = self.unwatched = False
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
         self._procs: Any = None
         self._mesh: Any = None
@@ -203,10 +216,7 @@ class MonarchGroup:
         self._addresses: list[ports.Address] = []
 
     def start(self, timeout_s: float) -> None:
-        """Spawn processes and containers, and wait until all have said hello."""
-        sdk.run_blocking(lambda: self._start(timeout_s))
-
-    def _start(self, timeout_s: float) -> None:
+        """Spawn processes and containers, and wait until all have said hello. Call it in `run_blocking`."""
         from meshes.container import Container, ContainerSpec  # Monarch's environment is set by now
 
         request, block = self.request, self.request.pool.block

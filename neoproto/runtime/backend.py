@@ -154,7 +154,15 @@ class RuntimeBackend(Protocol):
         ...
 
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> ProcessGroup:
-        """Start processes, each with a container that waits for its `INIT` call and has a store client."""
+        """Start processes, each with a container that waits for its `INIT` call and has a store client.
+
+        Raises:
+            RuntimeClosed: `stop_spawning` was called first.
+        """
+        ...
+
+    def stop_spawning(self) -> None:
+        """Make whoever waits for something to start, now or later, stop waiting: `RuntimeClosed` for them."""
         ...
 
     def close_store(self, timeout_s: float) -> None:

@@ -238,7 +238,11 @@ class WorkerGroup(RemoteWorkerGroup):
 
     @property
     def actor_mesh(self) -> Any:
-        """The backend's own handle on the processes: with Monarch, the ActorMesh of containers."""
+        """The backend's own handle on the processes: with Monarch, the ActorMesh of containers.
+
+        Raises:
+            RuntimeError: a worker made this group; the handle is where the processes are owned, with the root.
+        """
         return self._link.native
 
     def role(self, name: str) -> RemoteWorkerGroup:

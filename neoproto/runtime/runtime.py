@@ -335,6 +335,7 @@ class Runtime:
             self._closed = True
             try:
                 self._center.stop_admission("the runtime has been closed")
+                self._backend.stop_spawning()
                 self._close_groups(drain_s=0.5 if failed else DRAIN_S)
                 self._center.close("the runtime has been closed")
                 self._reaper.close(1.0)

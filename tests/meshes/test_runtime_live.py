@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshes.guardian import marked_processes
+from neoproto.data import DataProto
 from neoproto.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -26,7 +28,7 @@ from neoproto.errors import (
 )
 from neoproto.runtime import ClassWithInitArgs, RemoteCall, Runtime, current_runtime, put
 from tests.meshes.leftovers import wait_until_clean
-from tests.meshes.workers import Probe
+from tests.meshes.workers import Modes, Probe
 
 pytestmark = pytest.mark.live
 
@@ -70,6 +72,58 @@ def test_a_group_calls_its_ranks_in_every_way(runtime: Runtime, tmp_path: Path) 
         group.own([1, 2, 3])
 
 
+def test_every_way_of_dispatch_on_processes(runtime: Runtime) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Modes), on=runtime.create_resource_pool(1, 3), name="modes"
+    )
+    whole = DataProto.from_dict({"x": torch.arange(7)})
+    assert group.one_to_all([1, 2, 3], key="k") == [(rank, [1, 2, 3], "k") for rank in range(3)]
+    assert group.executed_on_rank_zero() == 0
+    assert group.all_to_all([5, 6, 7]) == [(0, 5), (1, 6), (2, 7)]
+    call = group.dp_compute([5, 6, 7], key=["a", "b", "c"])
+    assert call.result() == [(0, 5, "a"), (1, 6, "b"), (2, 7, "c")]
+    tripled = group.submit("proto", (whole, 3), timeout=60)  # not blocking, and trimmed
+    assert tripled.result()["y"].tolist() == [3 * value for value in range(7)]
+    assert group.proto(batch=whole, by=2)["y"].tolist() == [2 * value for value in range(7)]
+    assert len(whole) == 7, "the caller's batch is left alone"
+    with pytest.raises(ValueError, match="7 rows do not divide over 3"):
+        group.proto_unpadded(whole)
+    assert group.with_func(lambda batch: batch.select(["x"]), whole)["x"].tolist() == list(range(7))
+    assert group.metric(whole) == [3, 3, 3]
+    assert group.rank_zero(key="k") == (0, "k")
+    assert group.by_mesh(batch=whole) == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 4), (2, 5), (2, 6)]
+    with pytest.raises(ValueError, match=r"rank\(s\) \[0, 1, 2\] did not register_mesh\('nowhere'"):
+        group.by_no_mesh(whole)
+    assert group.custom("w") == "0:w0+1:w1+2:w2"
+    assert group.slice(start=1, size=2).custom("w") == "1:w0+2:w1"
+    assert group.execute_all_sync("rank_zero", key="k") == [(0, "k"), (1, "k"), (2, "k")]
+    assert group.execute_rank_zero_async("all_to_all", 9).result() == (0, 9)
+
+
+def test_closing_does_not_wait_for_a_group_that_starts(runtime: Runtime, tmp_path: Path) -> None:
+    pool = runtime.create_resource_pool(1, 2)
+    os.mkfifo(tmp_path / "nobody-reads")
+    stuck = {"NEOPROTO_LOG_FILE": str(tmp_path / "nobody-reads")}  # its processes open it, and wait
+    ends: list[BaseException] = []
+
+    def create() -> None:
+        try:
+            runtime.create_worker_group(ClassWithInitArgs(Probe, env=stuck), on=pool, name="stuck")
+        except RuntimeClosed as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    time.sleep(2.0)
+    started = time.monotonic()
+    runtime.close()
+    thread.join(1.0)
+    assert [str(end) for end in ends] == ["the runtime has been closed"]
+    assert time.monotonic() - started < 15
+    with pytest.raises(RuntimeClosed):
+        runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool)
+
+
 def test_a_process_beside_the_controller(runtime: Runtime) -> None:
     pool = runtime.create_resource_pool(on="controller")
     runner = runtime.create_worker_group(ClassWithInitArgs(Probe, 1), on=pool, name="runner")
@@ -95,6 +149,7 @@ def test_calls_work_on_a_running_loop(runtime: Runtime) -> None:
         with pytest.raises(CallCancelled):
             await slow
         assert not slow.cancel()
+        assert await group.submit("cancellations") == [1, 1], "on the workers too"
 
     asyncio.run(body())
 

@@ -1,6 +1,6 @@
 """Ports of this process, and what is received on them: calls, replies to calls, requests of workers.
 
-    sender's thread ──send: pickled bytes──> Monarch ──> the pump's thread ──> sink
+    sender's thread ──send──> Monarch ──> the pump's thread ──> sink
 
 Each pump has a thread of its own, so that none needs an event loop of ours. A thread takes a burst of
 messages for half the processor time of a coroutine on Monarch's runtime, which lets go of the interpreter
@@ -25,7 +25,7 @@ Sink = Callable[..., None]
 Address = bytes
 """Where a pump of some process is reached; equal addresses are one pump."""
 
-_END = b""
+_END = ()
 _EXIT_WAIT_S = 1.0
 
 
@@ -48,34 +48,31 @@ class Pump:
 
     def _run(self) -> None:
         sdk.ensure_context()
-        while (packed := self._receiver.recv_task().block_on().decode()) != _END:
+        while (message := self._receiver.recv_task().block_on().decode()) != _END:
             try:
                 sink = self._sink
                 if sink is not None:
-                    sink(*pickle.loads(packed))
+                    sink(*message)
             except Exception:
                 logger.warning("a message could not be handed over", exc_info=True)
 
     def _end(self) -> None:
         self._sink = None
-        _send(_END, [self.address])
+        send(_END, self.address)
         self._thread.join(_EXIT_WAIT_S)
 
 
 def send(message: tuple[Any, ...], *addresses: Address) -> None:
     """Send to the pumps of some processes; to one that is gone, nothing happens."""
-    # Monarch's own pickler is written in Python and takes longer than all the rest of a call; bytes it leaves
-    # alone.
-    _send(pickle.dumps(message), addresses)
+    from monarch._rust_bindings.monarch_hyperactor.actor import PythonMessage, PythonMessageKind
+    from monarch._rust_bindings.monarch_hyperactor.buffers import Buffer
 
-
-def _send(packed: bytes, addresses: Any) -> None:
-    ready: Any = None
+    # Monarch's own pickler is written in Python and takes longer than all the rest of a call.
+    buffer = Buffer()
+    buffer.write(pickle.dumps(message))
+    ready = PythonMessage(PythonMessageKind.Result(0), buffer.freeze(), [])
     for address in addresses:
-        port = _port(address)
-        if ready is None:
-            ready = port._pending_result(packed).try_resolve_now()
-        port._send_message(ready)
+        _port(address)._send_message(ready)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
@@ -29,27 +30,45 @@ STATUS_TIMEOUT_S = 1.0
 """How long silent ranks are asked what they do, before a passed deadline is reported without it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A call, on its way to some ranks of a group.
+
+    Attributes:
+        role, method: what to run; role "" is a group's only worker.
+        sends: (ranks, pickled arguments): each payload goes to its ranks.
+        deadline: absolute, monotonic.
+        is_async: the method is a coroutine function.
+        collect: makes the value out of the results in the order of `sends`.
+        keeps: lives as long as the call is under way.
+    """
+
+    role: str
+    method: str
+    sends: Sequence[tuple[Sequence[int], bytes]]
+    deadline: float
+    is_async: bool
+    collect: Collect
+    keeps: object = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks it goes to, in the order of `sends`."""
+        return [rank for some, _ in self.sends for rank in some]
+
+
 class PendingCall(RemoteCall[Any]):
     """A call to some ranks of one group."""
 
-    def __init__(
-        self,
-        center: CallCenter,
-        members: Members,
-        call_id: int,
-        method: str,
-        ranks: Sequence[int],
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-    ) -> None:
+    def __init__(self, center: CallCenter, members: Members, call_id: int, submission: Submission) -> None:
         super().__init__(self._collect)
-        self.call_id, self.members, self.method, self.is_async = call_id, members, method, is_async
-        self.deadline, self.submitted = deadline, time.monotonic()
-        self.replies: dict[int, bytes | None] = dict.fromkeys(ranks)
-        self.missing = len(ranks)
-        self.keeps: object = None
-        self._center, self._collect_results = center, collect
+        self.call_id, self.members = call_id, members
+        self.method, self.is_async = submission.method, submission.is_async
+        self.deadline, self.submitted = submission.deadline, time.monotonic()
+        self.replies: dict[int, bytes | None] = dict.fromkeys(submission.ranks)
+        self.missing = len(self.replies)
+        self.keeps = submission.keeps
+        self._center, self._collect_results = center, submission.collect
 
     def cancel(self) -> bool:
         if not self._center.settle(
@@ -83,68 +102,48 @@ class CallCenter:
         self._closed: str | None = None
         self._draining = False
 
-    def start(
-        self,
-        members: Members,
-        role: str,
-        method: str,
-        sends: Sequence[tuple[Sequence[int], bytes]],
-        *,
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-        keeps: object = None,
-        relayed: bool = False,
-    ) -> PendingCall:
+    def start(self, members: Members, submission: Submission, *, relayed: bool = False) -> PendingCall:
         """Number, register and send a call.
 
         Args:
-            sends: (ranks, pickled arguments): each payload goes to its ranks.
-            deadline: absolute, monotonic.
-            collect: makes the value out of the results in the order of `sends`.
-            keeps: lives as long as the call is under way.
             relayed: a worker asks; it may do so for what is being drained, so it is let through then.
 
         Raises:
             RuntimeClosed, GroupBroken, WorkerDied: refused here, nothing was sent.
         """
-        ranks = [rank for some, _ in sends for rank in some]
         with self._lock:
             if self._closed is not None and not (relayed and self._draining):
                 raise RuntimeClosed(self._closed)
             self._next_id += 1
-            call = PendingCall(self, members, self._next_id, method, ranks, deadline, is_async, collect)
-            call.keeps = keeps
+            call = PendingCall(self, members, self._next_id, submission)
             self._pending[call.call_id] = call
         try:
-            sending = members.admit(ranks)
-            if sending:
-                self._send(call, members, role, sends)
+            if members.admit(call.replies):
+                self._send(call, submission)
         except BaseException:
             self._forget(call)
             raise
-        if deadline != math.inf:
+        if call.deadline != math.inf:
             self._watch_deadline(call)
         return call
 
-    def _send(
-        self, call: PendingCall, members: Members, role: str, sends: Sequence[tuple[Sequence[int], bytes]]
-    ) -> None:
+    def _send(self, call: PendingCall, submission: Submission) -> None:
         budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
+        members = call.members
         ranks: tuple[int, ...] | None = None
         sequence: int | tuple[int, ...] | None = None
         if not call.is_async:
             sequence, ranks = members.take_places(call.replies)
         header = CallHeader(
             call_id=call.call_id,
-            role=role,
+            role=submission.role,
             method=call.method,
             sequence=sequence,
             ranks=ranks,
             budget_s=budget,
         )
         try:
-            for some, payload in sends:
+            for some, payload in submission.sends:
                 members.processes.send(some, header, payload)
         except BaseException:
             if sequence is not None:

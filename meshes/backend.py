@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -172,9 +173,13 @@ class MonarchBackend:
                 stack.callback(self._hosts.close)
 
     def _dismiss(self, guardian: Guardian) -> None:
-        # A start that was given up may yet make a process: then the guardian stays as long as this one.
         if not sdk.helpers_left():
             guardian.dismiss()
+            return
+        # A start that was given up may yet make a process: the guardian stays as long as this one. Python
+        # would also complain, at its end, of what Monarch never came to do.
+        never = r"coroutine '(Host|Proc|Actor)Mesh\..*' was never awaited"
+        warnings.filterwarnings("ignore", never, RuntimeWarning)
 
     def _sweep(self, timeout_s: float) -> None:
         if self._guardian is None:

@@ -25,7 +25,6 @@ Sink = Callable[..., None]
 Address = bytes
 """Where a pump of some process is reached; equal addresses are one pump."""
 
-_END = ()
 _EXIT_WAIT_S = 1.0
 
 
@@ -36,6 +35,7 @@ class Pump:
         handle, self._receiver = sdk.pinned_instance()._mailbox.open_port()
         self.address: Address = pickle.dumps(handle.bind())
         self._sink: Sink | None = None
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"neoproto-{name}", daemon=True)
         self._thread.start()
         # Registered after Monarch's own, so it runs before: what arrives later must find no thread that would
@@ -48,17 +48,20 @@ class Pump:
 
     def _run(self) -> None:
         sdk.ensure_context()
-        while (message := self._receiver.recv_task().block_on().decode()) != _END:
+        while True:
+            received = self._receiver.recv_task().block_on()
+            if self._ended:
+                return
             try:
                 sink = self._sink
                 if sink is not None:
-                    sink(*message)
+                    sink(*received.decode())
             except Exception:
                 logger.warning("a message could not be handed over", exc_info=True)
 
     def _end(self) -> None:
-        self._sink = None
-        send(_END, self.address)
+        self._ended = True
+        send((), self.address)
         self._thread.join(_EXIT_WAIT_S)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from neoproto.errors import RuntimeClosed
+from neoproto.runtime.signals import held_signals
 
 T = TypeVar("T")
 
@@ -90,9 +91,10 @@ def start_client(log_path: Path) -> None:
             return
         _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
         _remove_at_exit(_client_dir)
-        with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
-            _pinned = context()
-        atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
+        with held_signals():
+            with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+                _pinned = context()
+            atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
 
 
 def _shut_down_client() -> None:

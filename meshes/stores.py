@@ -20,6 +20,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from meshes import sdk
 from meshes.bootstrap import LOG_VARIABLE
 from meshes.guardian import marked_processes
+from neoproto.errors import RuntimeClosed
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreClient, StoreSpec
@@ -63,6 +64,10 @@ class GlobalStore:
             hosts: a HostMesh; one volume on each, or one for each local rank of each.
             beside_controller: a HostMesh of one host, for the index.
         """
+        # Imported here, by whoever can be interrupted: a helper that is still at it when the interpreter ends
+        # takes the program down.
+        import neoproto.store.engine  # noqa: F401
+
         client = sdk.run_blocking(
             lambda: asyncio.run(self._start(hosts, beside_controller, ranks_per_host)), self._closing
         )
@@ -87,6 +92,8 @@ class GlobalStore:
             bootstrap_command=lambda point: worker_command(self._log_dir / INDEX_LOG, {}),
         )
         self._procs = [volumes, index]
+        if self._closing.done():
+            raise RuntimeClosed("the runtime has been closed")
         self._server = await StoreServer.start(
             procs=volumes,
             name=self._name,

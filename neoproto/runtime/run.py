@@ -21,7 +21,7 @@ class Run:
 
     @property
     def run_dir(self) -> Path:
-        """The run's folder, on the controller's machine; workers write to `logs/<group>/rank<k>.log` in it."""
+        """The run's folder, on the controller's machine; workers write to `logs/<group>/` in it."""
         return self._run_dir
 
     @property

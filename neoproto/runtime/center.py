@@ -26,6 +26,9 @@ from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_fa
 
 Collect = Callable[[list[Any]], Any]
 
+FAILURE_HOLD_S = 0.25
+"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
+is noticed a moment later than the collective that it broke."""
 STATUS_TIMEOUT_S = 1.0
 """How long silent ranks are asked what they do, before a passed deadline is reported without it."""
 
@@ -65,8 +68,9 @@ class PendingCall(RemoteCall[Any]):
         self.call_id, self.members = call_id, members
         self.method, self.is_async = submission.method, submission.is_async
         self.deadline, self.submitted = submission.deadline, time.monotonic()
-        self.replies: dict[int, bytes | None] = dict.fromkeys(submission.ranks)
+        self.replies: dict[int, Failure | bytes | None] = dict.fromkeys(submission.ranks)
         self.missing = len(self.replies)
+        self.failure: Failure | None = None
         self.keeps = submission.keeps
         self._center, self._collect_results = center, submission.collect
 
@@ -158,19 +162,27 @@ class CallCenter:
         call = self._pending.get(call_id)
         if call is None:
             return
-        if isinstance(outcome, Failure):
-            if outcome.broken:
-                call.members.mark_broken(outcome.message)
-            self.settle(call, raw=outcome)
-            return
         with self._lock:
             if rank not in call.replies or call.replies[rank] is not None:
                 return
             call.replies[rank] = outcome
             call.missing -= 1
             complete = call.missing == 0
+            first_failure = call.failure is None and isinstance(outcome, Failure)
+            if isinstance(outcome, Failure):
+                call.failure = call.failure or outcome
+        if isinstance(outcome, Failure) and outcome.broken:
+            call.members.mark_broken(outcome.message)
+            complete = True
         if complete:
-            self.settle(call, raw=call.replies)
+            self.settle(call, raw=call.failure or call.replies)
+        elif first_failure:
+            self._watch.add(time.monotonic() + FAILURE_HOLD_S, _Due(self._end_hold, call_id))
+
+    def _end_hold(self, call_id: int) -> None:
+        call = self._pending.get(call_id)
+        if call is not None and not call.members.is_dying(call.silent_ranks()):  # else `on_death` settles it
+            self.settle(call, raw=call.failure)
 
     def on_death(self, members: Members, rank: int) -> None:
         """Settle what waits for a rank that `members` already counts as dead."""
@@ -216,16 +228,18 @@ class CallCenter:
     # Deadlines
 
     def _watch_deadline(self, call: PendingCall) -> None:
-        self._watch.add(call.deadline, _Expiry(self, call.call_id))
+        self._watch.add(call.deadline, _Due(self.expire, call.call_id))
         self._watched += 1
         if self._watched > 2 * len(self._pending) + 1024:
             self._watched = len(self._pending)
-            self._watch.prune(lambda expiry: isinstance(expiry, _Expiry) and expiry.call_id in self._pending)
+            self._watch.prune(lambda due: isinstance(due, _Due) and due.call_id in self._pending)
 
     def expire(self, call_id: int) -> None:
         """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
         call = self._pending.get(call_id)
-        if call is not None:
+        if call is not None and call.failure is not None:
+            self._end_hold(call_id)
+        elif call is not None:
             threading.Thread(
                 target=self._report_expiry, args=(call,), name="neoproto-expiry", daemon=True
             ).start()
@@ -246,13 +260,13 @@ class CallCenter:
         self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
 
 
-class _Expiry:
+class _Due:
     """What the watch runs; knows its call by number, so that an ended call's results are not kept alive."""
 
-    __slots__ = ("call_id", "center")
+    __slots__ = ("call_id", "run")
 
-    def __init__(self, center: CallCenter, call_id: int) -> None:
-        self.center, self.call_id = center, call_id
+    def __init__(self, run: Callable[[int], None], call_id: int) -> None:
+        self.run, self.call_id = run, call_id
 
     def __call__(self) -> None:
-        self.center.expire(self.call_id)
+        self.run(self.call_id)

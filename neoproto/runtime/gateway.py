@@ -166,7 +166,7 @@ def _outcome(call: PendingCall) -> Failure | bytes:
         return state_failure(call._error)
     if isinstance(call._raw, Failure):
         return call._raw
-    return encode(list(call._raw.values()))
+    return encode(tuple(call._raw.values()))
 
 
 def state_failure(error: BaseException) -> Failure:

@@ -35,9 +35,14 @@ class Counter(Worker):
     def fail(self):
         raise LookupError("on purpose")
 
+import mine  # a module beside the notebook
+
 runtime = Runtime.from_config({"runtime": {"run_dir": "run"}})
 pool = runtime.create_resource_pool(1, 2)
-group = runtime.create_worker_group(ClassWithInitArgs(Counter, 10), on=pool, name="counter")
+both = {"counter": ClassWithInitArgs(Counter, 10), "mine": ClassWithInitArgs(mine.Doubler)}
+fused = runtime.create_worker_group(both, on=pool, name="fused")
+group = fused.role("counter")
+assert fused.role("mine").double(2) == [4, 4]
 """,
     """
 assert group.add(1) == [11, 11]
@@ -67,14 +72,24 @@ else:
     raise AssertionError("it did not fail")
 """,
     """
-group.close()
+fused.close()
 runtime.close()
 print(runtime.run_id)
 """,
 ]
 
 
+MODULE = """
+from neoproto.runtime import Worker
+
+class Doubler(Worker):
+    def double(self, value):
+        return 2 * value
+"""
+
+
 def test_cells_call_workers_in_every_way_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     client = NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}

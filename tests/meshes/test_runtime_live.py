@@ -154,15 +154,57 @@ def test_calls_work_on_a_running_loop(runtime: Runtime) -> None:
     asyncio.run(body())
 
 
-def test_calls_from_a_bare_thread(runtime: Runtime) -> None:
-    group = runtime.create_worker_group(
-        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
-    )
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(group.add(1)))
-    thread.start()
-    thread.join(30)
-    assert results == [[1]]
+def test_a_topology_becomes_processes_and_closing_drains(tmp_path: Path) -> None:
+    topology = {
+        "clusters": [
+            {"name": "a", "nnodes": 2, "n_gpus_per_node": 2, "device_type": "cpu"},
+            {"name": "b", "nnodes": 1, "n_gpus_per_node": 2, "device_type": "cpu"},
+        ],
+        "device_pools": [
+            {"name": "train", "cluster": "a", "nnodes": 2, "n_gpus_per_node": 2},
+            {"name": "serve", "cluster": "b", "nnodes": 1, "n_gpus_per_node": 2},
+        ],
+        "models": [
+            {"name": "actor", "worker": "actor", "config_key": "k", "resource_pool": "train"},
+            {
+                "name": "rollout",
+                "worker": "rollout",
+                "config_key": "k",
+                "resource_pool": "serve",
+                "device_range": [1, 2],
+            },
+        ],
+    }
+    config = {"runtime": {"run_dir": str(tmp_path)}, "topology": topology}
+    with Runtime.from_config(config) as runtime:
+        assert runtime.placement_table().row_count == 2
+        actor, rollout = (
+            runtime.create_worker_group(
+                ClassWithInitArgs(Probe), on=runtime.model_resource_pool(name), name=name
+            )
+            for name in ("actor", "rollout")
+        )
+        places = [(one["node_rank"], one["local_rank"], one["rank"]) for one in actor.whoami()]
+        assert places == [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3)]
+        assert rollout.whoami()[0]["world_size"] == 1
+        view = actor.slice(start=2, size=2)
+        assert [one["rank"] for one in view.whoami()] == [2, 3]
+        assert view.rank(1).add(1) == [1]
+        with pytest.raises(ValueError, match="neither"):
+            actor.slice(start=1, size=2)
+        with pytest.raises(ValueError, match="no model 'critic'"):
+            runtime.model_resource_pool("critic")
+        results: list[object] = []
+        thread = threading.Thread(target=lambda: results.append(actor.add(1)))  # without Monarch's context
+        thread.start()
+        thread.join(30)
+        assert results == [[1, 1, 1, 2]]
+        calls = [rollout.submit("sleep", (1.0,)), rollout.submit("doze", (1.0,)), rollout.submit("add", (5,))]
+        rollout.close()
+        assert [call.result() for call in calls] == [[1.0], [1.0], [5]], "what was admitted has ended"
+        with pytest.raises(RuntimeClosed):
+            rollout.add(1)
+    assert wait_until_clean(runtime.run_id, None, 2.0) == []
 
 
 def test_an_exception_arrives_as_itself(runtime: Runtime) -> None:
@@ -245,6 +287,19 @@ def test_an_init_failure_names_its_rank_at_once(runtime: Runtime) -> None:
     assert time.monotonic() - started < 40, "the other rank's minute is not waited for"
     assert isinstance(caught.value.__cause__, LookupError)
     assert "rank 1 of 2 starts" in "\n".join(caught.value.__notes__)
+
+
+def test_a_death_inside_a_collective_is_the_word_for_all(runtime: Runtime) -> None:
+    pool = runtime.create_resource_pool(1, 2)
+    group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool, name="probe")
+    started = time.monotonic()
+    pending = group.submit("die_in_a_collective", (1,), timeout=90)
+    behind = group.submit("add", (1,), timeout=90)
+    for call in (pending, behind):
+        with pytest.raises(WorkerDied, match=r"probe\[1\] .* died: signal 9 \(SIGKILL\)"):
+            call.result()  # and not what its peer makes of it
+    assert time.monotonic() - started < 20, "torch is imported in there too"
+    group.close()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,12 @@ class Probe(Worker):
         dist.all_reduce(value)
         self.reductions += 1
         return value.item()
+
+    def die_in_a_collective(self, rank: int) -> float:
+        self.all_reduce()
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.all_reduce()
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def lead(self) -> int:

@@ -144,7 +144,11 @@ class MonarchBackend:
         )
         group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths)
         self._groups[request.key] = group
-        sdk.run_blocking(lambda: group.start(timeout_s), self._closing)
+        try:
+            sdk.run_blocking(lambda: group.start(timeout_s), self._closing)
+        except BaseException:
+            group.given_up = True
+            raise
         return group
 
     def stop_spawning(self) -> None:
@@ -213,7 +217,7 @@ class MonarchGroup:
     ) -> None:
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
-        self.released = self.unwatched = False
+        self.released = self.unwatched = self.given_up = False
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
         self._procs: Any = None
         self._mesh: Any = None
@@ -221,7 +225,19 @@ class MonarchGroup:
         self._addresses: list[ports.Address] = []
 
     def start(self, timeout_s: float) -> None:
-        """Spawn processes and containers, and wait until all have said hello. Call it in `run_blocking`."""
+        """Spawn processes and containers, and wait until all have said hello. Call it in `run_blocking`.
+
+        What was started for nothing is stopped again: some of it failed, or nobody waits for it any more.
+        """
+        complete = False
+        try:
+            self._start(timeout_s)
+            complete = not self.given_up
+        finally:
+            if not complete and self._procs is not None:
+                self.unwatched = sdk.stop_procs(self._procs, KILLED_STOP_S)
+
+    def _start(self, timeout_s: float) -> None:
         from meshes.container import Container, ContainerSpec  # Monarch's environment is set by now
 
         request, block = self.request, self.request.pool.block

@@ -25,7 +25,7 @@ Sink = Callable[..., None]
 Address = bytes
 """Where a pump of some process is reached; equal addresses are one pump."""
 
-_EXIT_WAIT_S = 1.0
+_EXIT_WAIT_S = 5.0
 
 
 class Pump:

@@ -37,20 +37,23 @@ for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPA
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
 
 MONARCH_THREADS = "monarch-pytokio"
-EXIT_WAIT_S = 5.0
+EXIT_WAIT_S = 20.0
+"""How long the end of the program may be held up by Monarch; a second or less unless the machine is busy."""
+HELPER_WAIT_S = 5.0
 
 
 def _wait_for_monarch_threads() -> None:
     """Let Monarch's threads end before the interpreter does.
 
     Monarch gives them a second. On a busy machine one may be left that then asks for the interpreter's lock,
-    and Python ends such a thread in a way that aborts the program ("exception not rethrown").
+    and Python ends such a thread in a way that aborts the program ("exception not rethrown") or hangs it.
     """
-    until = time.monotonic() + EXIT_WAIT_S
-    while time.monotonic() < until:
+    begin = time.monotonic()
+    while time.monotonic() < begin + EXIT_WAIT_S:
         with contextlib.suppress(OSError):
             tasks = list(Path("/proc/self/task").iterdir())
-            if not any(_comm(task).startswith(MONARCH_THREADS) for task in tasks) and not helpers_left():
+            helpers = helpers_left() and time.monotonic() < begin + HELPER_WAIT_S
+            if not helpers and not any(_comm(task).startswith(MONARCH_THREADS) for task in tasks):
                 return
         time.sleep(0.01)
 

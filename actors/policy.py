@@ -200,6 +200,6 @@ class PolicyWorker(TorchWorker):
                 self._registry,
                 self._options.weights,
                 prefix=f"weights/{self.group_name}",
-                writes=self.rank == 0,
+                peers=self.ranks,
             )
         return self._publisher

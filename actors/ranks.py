@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,14 @@ class Ranks:
         """Elementwise sum over all ranks, the same bits on each; collective. Any shape; in place."""
         if self.world_size > 1:
             dist.all_reduce(values)
+        return values
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on each; collective. For small values: they are pickled."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:

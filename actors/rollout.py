@@ -22,15 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engine import EngineThread
+from actors.engine import EngineThread, EngineTimes
 from actors.rollout_options import RolloutOptions
 from actors.spread import SPREAD
+from actors.weight_registry import Group, GroupRegistry
 from neoproto.data import DataProto
 from neoproto.data.generation import GenerateRequest, Generation, SamplingParams, request_seed
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Manifest, TensorLayout, WeightVersion
+from neoproto.weights import Manifest, Puller, Registry, ServingEngine, UpdateAgent, WeightVersion
 from neoproto.weights.reading import WeightReader
 
 _VALIDATION_SEED_VERSION = -1
@@ -38,14 +39,24 @@ _VALIDATION_SEED_VERSION = -1
 that two validations differ by what was learnt and not by luck."""
 
 
-class WeightedGenerator(Protocol):
+class ServingGenerator(ServingEngine, Protocol):
     """A `Generator` whose weights can be replaced; `EngineThread` is one."""
 
+    @property
+    def version(self) -> WeightVersion:
+        """The weights it serves."""
+        ...
+
+    @property
+    def times(self) -> EngineTimes:
+        """How long it stood still, and loaded."""
+        ...
+
+    async def wait_open(self) -> None:
+        """Wait until it is not paused; see `EngineThread.wait_open`."""
+        ...
+
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]: ...
-
-    async def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None: ...
-
-    async def load(self, version: WeightVersion, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 class Rollout:
@@ -56,11 +67,11 @@ class Rollout:
         engine: generates, on the weights of the model folder (version 0) until others are loaded.
     """
 
-    def __init__(self, options: RolloutOptions, engine: WeightedGenerator) -> None:
+    def __init__(self, options: RolloutOptions, engine: ServingGenerator) -> None:
         self._options, self._engine = options, engine
-        self._version = WeightVersion(epoch=0, n=0)
         self._loading = asyncio.Lock()
         self._reader: WeightReader | None = None
+        self._agent: UpdateAgent | None = None
         self._tokens = self._samples = 0
         self._seconds = 0.0
 
@@ -73,7 +84,9 @@ class Rollout:
             [key for key in prompts.batch if key in ("prompts", "prompt_len")]
         )
         others = prompts.materialize(list(prompts.non_tensor_batch))
-        version = _VALIDATION_SEED_VERSION if meta.get("validate") else self._version.n
+        # Seeds are those of the weights that the answers begin on; nothing is awaited from here to there.
+        await self._engine.wait_open()
+        version = _VALIDATION_SEED_VERSION if meta.get("validate") else self._engine.version.n
         requests = make_requests(
             unpadded(columns["prompts"], columns.get("prompt_len"), self._options.pad_token_id),
             [str(uid) for uid in others["uid"]],
@@ -106,16 +119,57 @@ class Rollout:
                 self._reader = WeightReader(store)
             tensors = await asyncio.to_thread(self._reader.read, manifest)
             await self._engine.load(manifest.version, tensors)
-            self._version = manifest.version
+
+    def attach(self, registry: Registry, store: ObjectStore, replica: str) -> None:
+        """Take weights from this registry from now on; see `RolloutWorker.attach_registry`."""
+        if self._agent is not None:
+            raise RolloutError(f"replica {replica} has a weight registry already")
+        puller = Puller(store, registry, replica, self._options.lease_ttl)
+        self._agent = UpdateAgent(registry, puller, self._engine, self._options.updates, replica=replica)
+
+    @property
+    def agent(self) -> UpdateAgent:
+        """What brings this replica new weights.
+
+        Raises:
+            RolloutError: no registry was attached.
+        """
+        if self._agent is None:
+            raise RolloutError("no weight registry was attached to this replica (attach_registry)")
+        return self._agent
 
     def stats(self) -> dict[str, float]:
-        """Since the start: `samples`, generated `tokens`, `seconds` summed over calls; `weight_version`."""
-        return {
+        """Figures since the start.
+
+        Returns:
+            `samples`, generated `tokens`, `seconds` summed over calls; `weight_version`, its number;
+            `pause_seconds`, `load_seconds`: how long generation stood still, and what of it was loading, each
+            also as `last_…`; with a registry also `weight_loads`, `torn_reads`, `pull_seconds` (read while
+            generating) and `update_seconds` (from where new requests began to wait), the last two also as
+            `last_…`.
+        """
+        times = self._engine.times
+        figures = {
             "samples": float(self._samples),
             "tokens": float(self._tokens),
             "seconds": self._seconds,
-            "weight_version": float(self._version.n),
+            "weight_version": float(self._engine.version.n),
+            "pause_seconds": times.paused,
+            "last_pause_seconds": times.last_paused,
+            "load_seconds": times.loading,
+            "last_load_seconds": times.last_loading,
         }
+        if self._agent is not None:
+            done = self._agent.stats
+            figures |= {
+                "weight_loads": float(done.loads),
+                "torn_reads": float(done.torn_reads),
+                "pull_seconds": done.pull_seconds,
+                "last_pull_seconds": done.last_pull,
+                "update_seconds": done.update_seconds,
+                "last_update_seconds": done.last_update,
+            }
+        return figures
 
     def _drawing(self, meta: Mapping[str, Any]) -> tuple[int, SamplingParams]:
         options = self._options
@@ -152,6 +206,35 @@ class RolloutWorker(Worker):
         return await self._rollout.generate(prompts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def attach_registry(self, registry: Group) -> None:
+        """Take weights from the registry of this worker group, as replica `{group name}/{rank}`.
+
+        Raises:
+            RolloutError: there is one already, or no object store to read weights from.
+        """
+        self._rollout.attach(GroupRegistry(registry), _store(), f"{self.group_name}/{self.rank}")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def run_agent(self) -> None:
+        """Keep this replica's weights up to date, by its own `UpdateOptions`, until the call is cancelled.
+
+        Raises:
+            NeoProtoError: it cannot any more, see `UpdateAgent.run`.
+        """
+        await self._rollout.agent.run()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def update_weights(self, version: WeightVersion) -> None:
+        """Serve `version`, or the newest if that is newer; it is served when this returns.
+
+        Raises:
+            ValueError: it is not published.
+            WeightMismatch: its names, shapes or dtypes are not the model's; the old weights are served on.
+            RolloutError: loading failed half-way; this replica generates nothing any more.
+        """
+        await self._rollout.agent.load(version)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def load_weights(self, manifest: Manifest) -> None:
         """Pull a published version and serve it from the next step on.
 
@@ -159,15 +242,19 @@ class RolloutWorker(Worker):
             WeightMismatch: its names, shapes or dtypes are not the model's; the old weights are served on.
             RolloutError: loading failed half-way; this replica generates nothing any more.
         """
-        store = active_store()
-        if store is None:
-            raise RolloutError("no object store is active in the rollout process, weights cannot be pulled")
-        await self._rollout.load(manifest, store)
+        await self._rollout.load(manifest, _store())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:
         """See `Rollout.stats`."""
         return self._rollout.stats()
+
+
+def _store() -> ObjectStore:
+    store = active_store()
+    if store is None:
+        raise RolloutError("no object store is active in the rollout process, weights cannot be pulled")
+    return store
 
 
 def unpadded(prompts: Tensor, lengths: Tensor | None, pad_token_id: int) -> list[tuple[int, ...]]:

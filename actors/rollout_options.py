@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from neoproto.data.generation import SamplingParams
 from neoproto.errors import ConfigError
+from neoproto.weights import UpdateOptions
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Attention head sizes that vLLM's CPU kernels have."""
@@ -75,6 +76,8 @@ class RolloutOptions:
         seed: the run's; request seeds derive from it.
         n, sampling: samples a prompt, and how they are drawn, in training.
         val_n, val_sampling: the same in validation; a batch's meta_info may say otherwise.
+        updates: when and how it takes new weights.
+        lease_ttl: seconds after which its lease on weights lapses if its process is gone or stuck.
 
     Raises:
         ConfigError: sampling in training that cuts the distribution off (`top_p < 1`, `top_k`) or is greedy:
@@ -91,6 +94,8 @@ class RolloutOptions:
     sampling: SamplingParams
     val_n: int = 1
     val_sampling: SamplingParams
+    updates: UpdateOptions = field(default_factory=UpdateOptions)
+    lease_ttl: float = 30.0
 
     def __post_init__(self) -> None:
         problems = []

@@ -23,7 +23,9 @@ from vllm import SamplingParams as VllmSamplingParams
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
 
+from actors.continuation import Partial
 from actors.rollout_options import EngineOptions, head_dim, read_model_config
 from neoproto.data.generation import GenerateRequest, Generation
 from neoproto.errors import RolloutError, WeightMismatch
@@ -103,6 +105,21 @@ class VllmEngine:
     def abort(self, request_ids: Sequence[str]) -> None:
         known = [request_id for request_id in request_ids if self._requests.pop(request_id, None)]
         self._engine.abort_request([self._public_ids.pop(request_id) for request_id in known], internal=True)
+
+    def interrupt(self) -> dict[str, Partial]:
+        """Drop all requests; the beginnings of their answers.
+
+        Outputs are asked for when they are final only, so vLLM's own record of each request is read.
+        """
+        states = self._engine.output_processor.request_states
+        partials = {}
+        for request_id, request in self._requests.items():
+            output: Any = states[self._public_ids[request_id]].make_request_output(
+                [], None, FinishReason.ABORT, None
+            )
+            partials[request_id] = sampled_tokens(request, output.outputs[0])
+        self.abort(list(partials))
+        return partials
 
     def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None:
         known_tied = self._layout.tied
@@ -227,26 +244,38 @@ def to_generation(request: GenerateRequest, output: Any) -> Generation:
         RolloutError: it ended for another reason than its end token or its length, or log-probs or weight
             versions do not match its tokens.
     """
-    where = f"sample {request.uid}/{request.sample_index}"
-    tokens = tuple(output.token_ids)
     if output.finish_reason not in ("stop", "length"):
-        raise RolloutError(f"{where} ended with {output.finish_reason!r}")
-    flat = output.logprobs
-    if not isinstance(flat, FlatLogprobs) or tuple(flat.token_ids) != tokens:
-        raise RolloutError(f"{where}: vLLM's log-probs are not those of its {len(tokens)} tokens")
-    versions = [
-        int(span.version) for span in output.weight_versions or () for _ in range(span.start, span.end)
-    ]
+        raise RolloutError(f"sample {request.uid}/{request.sample_index} ended with {output.finish_reason!r}")
+    sampled = sampled_tokens(request, output)
     return Generation(
         uid=request.uid,
         sample_index=request.sample_index,
         prompt_ids=request.prompt_ids,
-        token_ids=tokens,
-        log_probs=tuple(flat.logprobs),
-        loss_mask=(1,) * len(tokens),
-        weight_versions=tuple(versions),
+        token_ids=sampled.token_ids,
+        log_probs=sampled.log_probs,
+        loss_mask=(1,) * len(sampled.token_ids),
+        weight_versions=sampled.weight_versions,
         finish_reason=output.finish_reason,
     )
+
+
+def sampled_tokens(request: GenerateRequest, output: Any) -> Partial:
+    """Tokens, log-probs and weight versions of a `CompletionOutput`.
+
+    Raises:
+        RolloutError: their numbers do not match.
+    """
+    where = f"sample {request.uid}/{request.sample_index}"
+    tokens = tuple(output.token_ids)
+    flat = output.logprobs
+    if not isinstance(flat, FlatLogprobs) or tuple(flat.token_ids) != tokens:
+        raise RolloutError(f"{where}: vLLM's log-probs are not those of its {len(tokens)} tokens")
+    versions = tuple(
+        int(span.version) for span in output.weight_versions or () for _ in range(span.start, span.end)
+    )
+    if len(versions) != len(tokens):
+        raise RolloutError(f"{where}: vLLM names the weights of {len(versions)} of {len(tokens)} tokens")
+    return Partial(token_ids=tokens, log_probs=tuple(flat.logprobs), weight_versions=versions)
 
 
 def _refresh_tied(model: torch.nn.Module) -> None:

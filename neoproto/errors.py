@@ -178,6 +178,26 @@ class RolloutError(NeoProtoError):
     """The generation engine failed or returned something that breaks its contract."""
 
 
+class PromptFailed(NeoProtoError):
+    """A prompt was given to rollout as often as `max_tries` allows, and never answered.
+
+    Attributes:
+        uid, tries: which prompt, how often it was tried.
+        cause: the last failure, in words; the failure itself is the `__cause__`.
+    """
+
+    def __init__(self, uid: str, tries: int, cause: str) -> None:
+        super().__init__(uid, tries, cause)
+        self.uid, self.tries, self.cause = uid, tries, cause
+
+    def __str__(self) -> str:
+        return f"prompt {self.uid} failed after {self.tries} tries: {self.cause}"
+
+
+class SamplesMissing(NeoProtoError, TimeoutError):
+    """Rollout did not produce a training batch in time; the message says what it was doing."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, for a message of one line; its class if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -37,10 +37,11 @@ from neoproto.store.codec import decode, encode
 from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
 from neoproto.store.pool import Grant
-from neoproto.store.putter import Putter, new_generation
+from neoproto.store.putter import Putter, Written, new_generation
 from neoproto.store.rowcache import Plan, RowCache
 from neoproto.store.snapshots import Lease, Snapshot
 from neoproto.store.wire import Gone, Received, Sent, Wanted, text_of, to_blobs, to_parts
+from neoproto.store.writing import Drafts
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreSpec
@@ -167,6 +168,15 @@ class StoreClient:
         found: list[str] = self._run(self._call("listing keys", self._spec.index.keys, prefix), True)
         return found
 
+    def drafts(self) -> Drafts | None:
+        """Values to be written in place; None if this process cannot write to its volume's memory."""
+        memory = self._memory(self.volume)
+        return None if memory is None else Drafts(self, memory)
+
+    def maps(self, ref: ObjectRef) -> bool:
+        """Whether the value lies in memory that this process can map."""
+        return ref.place is not None and self._memory(ref.volume) is not None
+
     def fail(self, reason: str) -> None:
         """Have operations under way and later ones fail with `StoreError(reason)`: the store is lost."""
         self._loop.fail(reason)
@@ -264,8 +274,11 @@ class StoreClient:
     async def _share(self, what: str, named: list[tuple[str, Any]], memory: SharedVolume) -> list[ObjectRef]:
         """Put through shared memory: written here, then both the volume and the index are told."""
         if self._putter is None:
-            self._putter = Putter(self.name, self.volume, memory, self._reserve)
-        written = await self._putter.write(what, named)
+            self._putter = Putter(self.name, self.volume, memory, self.reserve)
+        return await self.tell(what, await self._putter.write(what, named))
+
+    async def tell(self, what: str, written: Written) -> list[ObjectRef]:
+        """Announce values whose bytes are in place; for the client's own writers."""
         try:
             told: tuple[Any, Any] = await asyncio.gather(
                 self._call(what, self._volume(self.volume).commit, written.tokens, written.refs),
@@ -278,13 +291,14 @@ class StoreClient:
         if not isinstance(announced, BaseException):
             if isinstance(committed, BaseException):
                 await self._delete(written.refs, missing_ok=True)
-            await self._drop(announced)
+            await self.drop(announced)
         for outcome in told:
             if isinstance(outcome, BaseException):
                 raise outcome
         return written.refs
 
-    async def _reserve(self, what: str, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
+    async def reserve(self, what: str, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
+        """Memory of this host's volume to write into; `retired` are reservations done with."""
         grants: list[Grant] = await self._call(what, self._volume(self.volume).reserve, wanted, retired)
         return grants
 
@@ -306,7 +320,7 @@ class StoreClient:
             )
             for one, place in zip(sent, places, strict=True)
         ]
-        await self._drop(await self._call(what, self._spec.index.announce, refs))
+        await self.drop(await self._call(what, self._spec.index.announce, refs))
         return refs
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
@@ -427,12 +441,13 @@ class StoreClient:
             return
         request = [(_name(key), key.generation if isinstance(key, ObjectRef) else None) for key in keys]
         found = await self._call(f"delete of {request[0][0]!r}", self._spec.index.retract, request)
-        await self._drop([gone for each in found for gone in each])
+        await self.drop([gone for each in found for gone in each])
         missing = [_name(key) for key, each in zip(keys, found, strict=True) if not each]
         if missing and not missing_ok:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
 
-    async def _drop(self, gone: list[Gone]) -> None:
+    async def drop(self, gone: list[Gone]) -> None:
+        """Let bytes go whose values nobody can find any more."""
         by_volume: dict[str, list[tuple[str, int, int]]] = {}
         for item in gone:
             by_volume.setdefault(item.volume, []).append((item.key, item.generation, item.slot))

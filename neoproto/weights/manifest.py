@@ -58,32 +58,78 @@ class TensorLayout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """A rectangular part of a tensor: where it begins in each dimension, and how far it goes."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Box:
+        return cls(start=(0,) * len(shape), shape=shape)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def overlap(self, other: Box) -> Box | None:
+        """What both contain, in the coordinates of the tensor; None if that is nothing."""
+        start = tuple(map(max, self.start, other.start))
+        ends = map(min, self._ends(), other._ends())
+        shape = tuple(end - begin for begin, end in zip(start, ends, strict=True))
+        return None if any(size <= 0 for size in shape) else Box(start=start, shape=shape)
+
+    def inside(self, outer: Box) -> Box:
+        """The same part in the coordinates of a box that contains it."""
+        start = tuple(a - b for a, b in zip(self.start, outer.start, strict=True))
+        return Box(start=start, shape=self.shape)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This part of a tensor, as a view."""
+        for dim, (begin, size) in enumerate(zip(self.start, self.shape, strict=True)):
+            if size != tensor.shape[dim]:
+                tensor = tensor.narrow(dim, begin, size)
+        return tensor
+
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(begin + size for begin, size in zip(self.start, self.shape, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Where one part of a tensor lies, row-major.
+
+    Attributes:
+        box: which part.
+        bucket: index into `Manifest.buckets`.
+        offset: first byte inside that bucket; aligned for every dtype.
+    """
+
+    box: Box
+    bucket: int
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """One named tensor of a version.
 
     Attributes:
         name: the parameter's name in the Hugging Face model.
         dtype, shape: its form as stored.
-        bucket: index into `Manifest.buckets`.
-        offset: first byte inside that bucket; aligned for every dtype.
+        pieces: its parts, which tile it; one where all its writers share a host, none if it is empty.
 
-    Entries with the same bucket and offset share their bytes (tied weights).
+    Entries with the same pieces share their bytes (tied weights).
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    bucket: int
-    offset: int
+    pieces: tuple[Piece, ...]
 
     @property
     def layout(self) -> TensorLayout:
         return TensorLayout(dtype=self.dtype, shape=self.shape)
-
-    @property
-    def end(self) -> int:
-        """The byte after the last one, inside the bucket."""
-        return self.offset + self.layout.nbytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +138,13 @@ class Manifest:
 
     Attributes:
         buckets: references, which are read without asking the store's index (keys do as well).
+        bucket_bytes: the size of each.
     """
 
     version: WeightVersion
     entries: tuple[Entry, ...]
     buckets: tuple[KeyOrRef, ...]
+    bucket_bytes: tuple[int, ...]
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -104,10 +152,16 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         """Bytes of weights, shared ones counted once, without padding."""
-        return sum({(entry.bucket, entry.offset): entry.layout.nbytes for entry in self.entries}.values())
+        return sum({entry.pieces: entry.layout.nbytes for entry in self.entries if entry.pieces}.values())
 
     def layout(self) -> dict[str, TensorLayout]:
         return {entry.name: entry.layout for entry in self.entries}
+
+
+def piece_view(bucket: Tensor, dtype: torch.dtype, piece: Piece) -> Tensor:
+    """The piece's bytes inside a uint8 bucket, as a tensor of its dtype and shape; shares memory."""
+    end = piece.offset + piece.box.numel * dtype.itemsize
+    return bucket[piece.offset : end].view(dtype).view(piece.box.shape)
 
 
 def check_layout(

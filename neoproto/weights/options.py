@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+PauseMode = Literal["abort", "keep"]
+"""What becomes of requests in flight. "abort": they are stopped, and go on as continuations of what they had.
+"keep": they are frozen, and go on with their cache computed again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,3 +36,35 @@ class WeightOptions:
             raise ValueError(f"lease_ttl must be a positive number of seconds, got {self.lease_ttl}")
         if self.bucket_bytes <= 0:
             raise ValueError(f"bucket_bytes must be positive, got {self.bucket_bytes}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateOptions:
+    """When and how a rollout replica takes new weights.
+
+    Attributes:
+        min_version_lag: how many publishes it must be behind before it loads of its own accord, >= 1. The
+            first version, and one that is asked for, load whatever the lag.
+        poll_interval: seconds after which it looks around again if the registry has nothing new, > 0.
+        pause_mode: see `PauseMode`.
+        drain_timeout: seconds that requests in flight are given to end before a pause, >= 0. New ones wait
+            for the new weights meanwhile, so trajectories shorter than this span one version.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    min_version_lag: int = 1
+    poll_interval: float = 1.0
+    pause_mode: PauseMode = "abort"
+    drain_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.min_version_lag < 1:
+            raise ValueError(f"min_version_lag must be at least 1, got {self.min_version_lag}")
+        if not self.poll_interval > 0:
+            raise ValueError(f"poll_interval must be a positive number of seconds, got {self.poll_interval}")
+        if self.pause_mode not in ("abort", "keep"):
+            raise ValueError(f"pause_mode must be 'abort' or 'keep', got {self.pause_mode!r}")
+        if not self.drain_timeout >= 0:
+            raise ValueError(f"drain_timeout must be a number of seconds >= 0, got {self.drain_timeout}")

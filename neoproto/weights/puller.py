@@ -19,7 +19,7 @@ from torch import Tensor
 from neoproto.errors import KeyMissing, NeoProtoError, TornRead
 from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Manifest
-from neoproto.weights.reading import WeightReader
+from neoproto.weights.reading import Selection, WeightReader
 from neoproto.weights.registry import Lease, Registry
 from neoproto.weights.version import WeightVersion
 
@@ -115,8 +115,13 @@ class Puller:
         self._reader = WeightReader(store)
 
     @asynccontextmanager
-    async def pull(self, version: WeightVersion | None = None) -> AsyncIterator[Pulled]:
+    async def pull(
+        self, version: WeightVersion | None = None, *, select: Selection | None = None
+    ) -> AsyncIterator[Pulled]:
         """Lease a version, or the latest, and read it; the lease lasts as long as the block.
+
+        Args:
+            select: the tensors wanted, and which part of each; nothing else is read. None is everything.
 
         Raises:
             KeyMissing: it is not ready: not published yet, or retired.
@@ -126,7 +131,7 @@ class Puller:
         keeper = _Keeper(self._registry, await self._registry.acquire(self._holder, version, ttl=self._ttl))
         try:
             keeper.start()
-            pulled = Pulled(await self._read(keeper), keeper)
+            pulled = Pulled(await self._read(keeper, select), keeper)
             await pulled.check()
             yield pulled
         except BaseException:
@@ -134,10 +139,11 @@ class Puller:
             raise
         await keeper.end(quietly=False)
 
-    async def _read(self, keeper: _Keeper) -> dict[str, Tensor]:
+    async def _read(self, keeper: _Keeper, select: Selection | None) -> dict[str, Tensor]:
         """Read on a thread; when this is cancelled, the read has ended before it returns."""
         stop = threading.Event()
-        job = asyncio.ensure_future(asyncio.to_thread(self._reader.read, keeper.lease.manifest, stop))
+        manifest = keeper.lease.manifest
+        job = asyncio.ensure_future(asyncio.to_thread(self._reader.read, manifest, stop, select=select))
         try:
             return await asyncio.shield(job)
         except KeyMissing:

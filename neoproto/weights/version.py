@@ -6,6 +6,7 @@ counting from the checkpoint's `n`, so a pair never names two different sets of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -53,3 +54,54 @@ def lag(newest: WeightVersion, used: WeightVersion) -> int:
         raise ValueError(f"weights {used} are newer than the newest version {newest}")
     behind = newest.n - used.n
     return behind if used.epoch == newest.epoch else max(1, behind)
+
+
+def should_load(
+    current: WeightVersion | None,
+    newest: WeightVersion,
+    *,
+    min_version_lag: int,
+    wanted: WeightVersion | None = None,
+) -> bool:
+    """Whether a replica that serves `current` should load `newest`.
+
+    Args:
+        current: what it serves; None before its first load, and then it loads whatever the lag is.
+        newest: the newest published version.
+        min_version_lag: how many publishes it must be behind before a load is worth the pause, >= 1.
+        wanted: a version somebody waits for; one that is newer than `current`, and published, is a reason
+            to load below the lag.
+
+    Raises:
+        ValueError: `min_version_lag` is below 1; `current` is newer than `newest`.
+    """
+    if min_version_lag < 1:
+        raise ValueError(f"min_version_lag must be >= 1, got {min_version_lag}")
+    if current is None:
+        return True
+    asked_for = wanted is not None and current < wanted <= newest
+    return asked_for or lag(newest, current) >= min_version_lag
+
+
+def group_clock(started: Iterable[WeightVersion], min_weight_version: WeightVersion) -> WeightVersion:
+    """What a group of trajectories is dated by: the oldest version that one of them started on.
+
+    Args:
+        started: of each trajectory that has a token, the version that its first token was sampled on.
+        min_weight_version: what the prompt asked for; dates a group of which nothing has started.
+    """
+    return min(started, default=min_weight_version)
+
+
+def staleness(newest: WeightVersion, clock: WeightVersion) -> int:
+    """How many publishes a group dated `clock` is behind the newest version.
+
+    0 if `clock` is the newer one: the group started on a version that was published before the caller was
+    told of it.
+    """
+    return lag(max(newest, clock), clock)
+
+
+def too_stale(newest: WeightVersion, clock: WeightVersion, max_off_policy_threshold: int) -> bool:
+    """Whether a group dated `clock` is further behind than training allows."""
+    return staleness(newest, clock) > max_off_policy_threshold

@@ -6,8 +6,10 @@ vLLM changes the process it is imported into (environment, thread counts, warnin
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,20 +82,24 @@ def requests(count: int, *, name: str = "u", seed: int = 0, **sampling: Any) -> 
     ]
 
 
+def log_probs(model: Any, made: Any, temperature: float) -> Any:
+    """Log-probs of a generation's tokens, as transformers computes them."""
+    import torch
+
+    ids = torch.tensor([made.prompt_ids + made.token_ids])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(made.prompt_ids) - 1 : -1]
+    return (logits / temperature).log_softmax(-1).gather(1, ids[0, len(made.prompt_ids) :, None])[:, 0]
+
+
 def worst_difference(model: Any, generations: list[Any], temperature: float) -> float:
     """Largest difference between the engine's log-probs and those that transformers computes."""
     import torch
 
-    worst = 0.0
-    for made in generations:
-        ids = torch.tensor([made.prompt_ids + made.token_ids])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(made.prompt_ids) - 1 : -1]
-        expected = (
-            (logits / temperature).log_softmax(-1).gather(1, ids[0, len(made.prompt_ids) :, None])[:, 0]
-        )
-        worst = max(worst, (expected - torch.tensor(made.log_probs)).abs().max().item())
-    return worst
+    return max(
+        (log_probs(model, made, temperature) - torch.tensor(made.log_probs)).abs().max().item()
+        for made in generations
+    )
 
 
 def weights_of(model: Any) -> dict[str, Any]:
@@ -197,7 +203,6 @@ async def check_loading(engine: Any, model: Any) -> None:
     too_long = await raised(engine.generate(requests(1, max_tokens=500)))
     assert isinstance(too_long, RolloutError)
 
-    await load_in_flight(engine, model)
     error = await raised(engine.load(WeightVersion(epoch=0, n=9), partial))
     assert isinstance(error, WeightMismatch)
     assert "unloaded" in str(error)
@@ -207,28 +212,99 @@ async def check_loading(engine: Any, model: Any) -> None:
     assert torch.get_num_threads() == 1
 
 
-async def load_in_flight(engine: Any, model: Any) -> None:
-    """Requests that run while weights change go on with the new ones, and their tokens say which is which."""
+def case_changing(folder: Path) -> None:
+    """Weights that change in mid-generation, in both modes; the prefix cache is on."""
+    model = make_model(folder)
+    engine = start(str(folder))
+    try:
+        for n, mode in enumerate(("keep", "abort"), start=1):
+            model = asyncio.run(check_changing(engine, model, mode, n))
+    finally:
+        engine.close()
+
+
+async def check_changing(engine: Any, old: Any, mode: str, n: int) -> Any:
+    """Load version `n` after six steps; every token's log-prob is its own policy's. Returns the new model.
+
+    Prompts are longer than a block of the prefix cache, and the late ones are those in flight.
+    """
     from neoproto.weights import WeightVersion
 
-    inner, steps = engine._engine, 0
-    perturb(model, 0.05)
-    weights, step = weights_of(model), inner.step
+    new = copy.deepcopy(old)
+    perturb(new, 0.1)
+    weights = weights_of(new)
+    asked = long_requests(24)
+    running = await running_for(engine, asked, steps=6)
+    await pause_now(engine, mode)
+    late = asyncio.create_task(engine.generate(long_requests(24, seed=n)))
+    await asyncio.sleep(0.05)
+    await engine.load(WeightVersion(epoch=0, n=n), weights)
+    await engine.resume()
+    made = await running
+    spans = [one for one in made if len(one.token_ids) > 6]
+    assert len(spans) > 12
+    for one in made:
+        assert one.weight_versions == ((n - 1,) * 6 + (n,) * 12)[: len(one.token_ids)]
+        assert one.prompt_ids == asked[0].prompt_ids
+        assert len(one.token_ids) <= 12
+        assert (one.token_ids[-1] == EOS) == (one.finish_reason == "stop")
+    check_policies(spans, old, new)
+    after = await late
+    assert worst_difference(new, after, 1.0) < 1e-4
+    assert {version for one in after for version in one.weight_versions} == {n}
+    again = await engine.generate(long_requests(24, seed=n))
+    assert [one.token_ids for one in again] == [one.token_ids for one in after]
+    assert 0 < engine.times.last_loading <= engine.times.last_paused
+    return new
 
-    def step_and_load() -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 5:
-            inner.load(WeightVersion(epoch=0, n=4), weights.items())
+
+def check_policies(spans: list[Any], old: Any, new: Any) -> None:
+    """The importance ratio of the new policy: 1 on the tokens it drew itself, old to new on the others."""
+    import torch
+
+    for one in spans:
+        drawn = torch.tensor(one.log_probs)
+        under_old, under_new = (log_probs(model, one, 1.0) for model in (old, new))
+        assert (drawn - under_old)[:6].abs().max() < 1e-4
+        assert (drawn - under_new)[6:].abs().max() < 1e-4
+        ratio = (under_new - drawn).exp()
+        assert torch.allclose(ratio[6:], torch.ones_like(ratio[6:]), atol=1e-4)
+        assert torch.allclose(ratio[:6], (under_new - under_old).exp()[:6], rtol=1e-3)
+        assert (ratio[:6] - 1).abs().max() > 1e-2
+
+
+def long_requests(count: int, *, seed: int = 0) -> list[Any]:
+    """Samples of one prompt of 36 tokens."""
+    import dataclasses
+
+    prompt = (1, *range(5, 40))
+    return [dataclasses.replace(one, prompt_ids=prompt) for one in requests(count, name="w", seed=seed)]
+
+
+async def running_for(engine: Any, asked: list[Any], *, steps: int) -> Any:
+    """The task that generates, stopped in the last of so many steps until the engine is asked to pause."""
+    inner, step, done, reached = engine._engine, engine._engine.step, 0, threading.Event()
+
+    def counted() -> Any:
+        nonlocal done
+        done += 1
+        if done == steps:
+            inner.step = step
+            reached.set()
+            assert engine.pausing.wait(60)
         return step()
 
-    inner.step = step_and_load
-    made = await engine.generate(requests(8, name="v"))
-    inner.step = step
-    spans = [one.weight_versions for one in made if len(one.token_ids) > 4]
-    assert spans
-    for versions in spans:
-        assert versions == (3,) * 4 + (4,) * (len(versions) - 4), versions
+    inner.step, engine.pausing = counted, threading.Event()
+    running = asyncio.create_task(engine.generate(asked))
+    assert await asyncio.to_thread(reached.wait, 60)
+    return running
+
+
+async def pause_now(engine: Any, mode: str) -> None:
+    pausing = asyncio.create_task(engine.pause(mode, 0.0))
+    await asyncio.sleep(0.05)
+    engine.pausing.set()
+    await pausing
 
 
 def case_tied(folder: Path) -> None:
@@ -266,6 +342,7 @@ def case_refused(folder: Path) -> None:
 
 CASES: dict[str, Callable[[Path], None]] = {
     "sampling": case_sampling,
+    "changing": case_changing,
     "tied": case_tied,
     "refused": case_refused,
 }

@@ -22,7 +22,6 @@ from actors.training import OptimOptions, TrainOptions
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, WeightOptions, WeightVersion
-from neoproto.weights.reading import WeightReader
 from tests.actors.tiny_llama import make_batch
 
 
@@ -72,7 +71,7 @@ def train(ranks: Ranks, folder: Path, columns: dict[str, torch.Tensor]) -> dict[
     if ranks.world_size > 1:
         policy.save(str(folder / "saved"))
     store = MemoryStore()
-    publisher = Publisher(store, options=WeightOptions(bucket_bytes=4096), writes=ranks.rank == 0)
+    publisher = Publisher(store, options=WeightOptions(bucket_bytes=4096), peers=ranks)
     manifest = publisher.publish(WeightVersion(epoch=0, n=1), named_weights(policy.model))
     return {
         "policy_figures": policy_figures,
@@ -81,8 +80,8 @@ def train(ranks: Ranks, folder: Path, columns: dict[str, torch.Tensor]) -> dict[
         "values": critic.values(columns),
         "policy": gathered_state(policy.model, ranks),
         "critic": gathered_state(critic.model, ranks),
-        "published": WeightReader(store).read(manifest) if ranks.rank == 0 else {},
-        "published_bytes": manifest.nbytes,
+        "published": manifest,
+        "buckets": dict(zip(store.keys(), store.get_batch(store.keys()), strict=True)),
     }
 
 

@@ -27,7 +27,7 @@ from neoproto.data import DataProto
 from neoproto.data.generation import Generation, SamplingParams, request_seed
 from neoproto.errors import ConfigError, RolloutError, WeightMismatch
 from neoproto.store.memory import MemoryStore
-from neoproto.weights import Publisher, WeightOptions, WeightVersion
+from neoproto.weights import LocalRegistry, PauseMode, Publisher, WeightOptions, WeightVersion
 from tests.actors.fake_engine import FakeEngine
 
 P, R, PAD = 6, 5, 0
@@ -243,6 +243,44 @@ def test_weights_of_another_model_or_dtype_are_refused(
         asyncio.run(load(rollout, 1, **changes))
     assert rollout.stats()["weight_version"] == 0
     assert len(asyncio.run(rollout.generate(prompts(1)))) == 3
+
+
+def test_a_replica_takes_weights_from_a_registry_and_seeds_follow_them(
+    rollout: Rollout, fake: FakeEngine
+) -> None:
+    async def main() -> None:
+        with pytest.raises(RolloutError, match="no weight registry was attached"):
+            await rollout.agent.load(WeightVersion(epoch=0, n=1))
+        registry, store = LocalRegistry(), MemoryStore()
+        rollout.attach(registry, store, "rollout/0")
+        with pytest.raises(RolloutError, match="rollout/0 has a weight registry already"):
+            rollout.attach(registry, store, "rollout/0")
+        manifest = Publisher(store).publish(WeightVersion(epoch=0, n=2), {"w": torch.full((2,), 2.0)})
+        await registry.publish(manifest)
+        # What arrives while the new weights are loaded is answered by them, with the seeds that are theirs.
+        early: asyncio.Task[DataProto] | None = None
+        pause = rollout._engine.pause
+
+        async def pause_and_ask(mode: PauseMode, drain_s: float) -> None:
+            nonlocal early
+            await pause(mode, drain_s)
+            early = asyncio.create_task(rollout.generate(prompts(2)))
+            await asyncio.sleep(0.02)
+
+        rollout._engine.pause = pause_and_ask  # type: ignore[method-assign]
+        await rollout.agent.load(WeightVersion(epoch=0, n=2))
+        assert await registry.serving() == {"rollout/0": WeightVersion(epoch=0, n=2)}
+        assert early is not None
+        first, again = await early, await rollout.generate(prompts(2))
+        assert set(first["weight_versions"][first["response_mask"] == 1].tolist()) == {2}
+        for name in first.batch:
+            assert torch.equal(first[name], again[name]), name
+
+    asyncio.run(main())
+    assert fake.loaded["w"].tolist() == [2.0, 2.0]
+    figures = rollout.stats()
+    assert (figures["weight_version"], figures["weight_loads"], figures["torn_reads"]) == (2, 1, 0)
+    assert 0 < figures["load_seconds"] <= figures["pause_seconds"] <= figures["update_seconds"]
 
 
 def test_answers_that_break_the_contract_are_refused() -> None:

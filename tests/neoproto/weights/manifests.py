@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neoproto.weights import Entry, Manifest, WeightVersion
+from neoproto.weights.manifest import Box, Piece
 
 
 def version(n: int, epoch: int = 0) -> WeightVersion:
@@ -11,8 +12,13 @@ def version(n: int, epoch: int = 0) -> WeightVersion:
 
 def manifest(n: int, epoch: int = 0) -> Manifest:
     """One float32 [2] in one bucket."""
-    entry = Entry(name="w", dtype="float32", shape=(2,), bucket=0, offset=0)
-    return Manifest(version=version(n, epoch), entries=(entry,), buckets=(f"weights/{epoch}.{n}/0",))
+    piece = Piece(box=Box.whole((2,)), bucket=0, offset=0)
+    return Manifest(
+        version=version(n, epoch),
+        entries=(Entry(name="w", dtype="float32", shape=(2,), pieces=(piece,)),),
+        buckets=(f"weights/{epoch}.{n}/0",),
+        bucket_bytes=(8,),
+    )
 
 
 class Clock:

@@ -13,6 +13,7 @@ from neoproto.weights import (
     dtype_name,
     parse_dtype,
 )
+from neoproto.weights.manifest import Box, Piece
 
 
 def layout(dtype: str, *shape: int) -> TensorLayout:
@@ -56,19 +57,36 @@ def test_a_long_list_of_differences_is_cut_and_counted():
 
 
 def test_nbytes_counts_shared_bytes_once():
-    shared = {"dtype": "bfloat16", "shape": (4, 8), "bucket": 0, "offset": 0}
+    shared = {
+        "dtype": "bfloat16",
+        "shape": (4, 8),
+        "pieces": (Piece(box=Box.whole((4, 8)), bucket=0, offset=0),),
+    }
+    norm = Piece(box=Box.whole((8,)), bucket=0, offset=64)
     manifest = Manifest(
         version=WeightVersion(epoch=0, n=1),
         entries=(
             Entry(name="embed", **shared),
             Entry(name="head", **shared),
-            Entry(name="norm", dtype="float32", shape=(8,), bucket=0, offset=64),
+            Entry(name="norm", dtype="float32", shape=(8,), pieces=(norm,)),
+            Entry(name="empty", dtype="float32", shape=(0,), pieces=()),
         ),
         buckets=("weights/0.1/0",),
+        bucket_bytes=(96,),
     )
     assert manifest.nbytes == 64 + 32
-    assert [entry.name for entry in manifest] == ["embed", "head", "norm"]
+    assert [entry.name for entry in manifest] == ["embed", "head", "norm", "empty"]
     assert pickle.loads(pickle.dumps(manifest)) == manifest
+
+
+def test_boxes_overlap_in_what_both_contain():
+    one, other = Box(start=(0, 2), shape=(3, 4)), Box(start=(2, 0), shape=(5, 3))
+    assert one.overlap(other) == Box(start=(2, 2), shape=(1, 1))
+    assert one.overlap(Box(start=(3, 0), shape=(1, 9))) is None
+    assert one.overlap(Box(start=(0, 2), shape=(0, 4))) is None
+    assert Box.whole(()).overlap(Box.whole(())) == Box.whole(())
+    assert Box(start=(2, 3), shape=(1, 2)).inside(one) == Box(start=(2, 1), shape=(1, 2))
+    assert one.of(torch.arange(36).view(6, 6)).tolist() == [[2, 3, 4, 5], [8, 9, 10, 11], [14, 15, 16, 17]]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
-from neoproto.errors import KeyMissing, StoreFull, WeightMismatch, WeightsInUse
+from neoproto.errors import KeyMissing, StoreFull, WeightsInUse
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, WeightOptions, WeightVersion
-from neoproto.weights.publisher import ALIGNMENT, OwnRegistry, plan_packing
-from neoproto.weights.reading import WeightReader
+from neoproto.weights.publisher import OwnRegistry
+from neoproto.weights.reading import Slice, WeightReader
 from neoproto.weights.registry import LeaseInfo
+from tests.neoproto.weights.host_store import FakeDTensor, HostStore, Mesh, Ranks, Shard
 
 
 def version(n: int, epoch: int = 0) -> WeightVersion:
@@ -61,23 +60,6 @@ def test_tied_weights_are_stored_once_and_come_back_tied():
     assert untied.nbytes == manifest.nbytes + tensors["embed"].nbytes
 
 
-def test_parameters_of_a_module_that_are_tied_are_recognised():
-    head = torch.nn.Linear(4, 6, bias=False)
-    embed = torch.nn.Embedding(6, 4)
-    head.weight = embed.weight
-    plan = plan_packing(
-        {"embed": embed.weight, "head": head.weight}, bucket_bytes=1 << 20, rollout_dtype=None
-    )
-    assert len(plan.sources) == 1
-
-
-def test_buckets_hold_no_more_than_their_size_except_for_one_larger_tensor():
-    tensors = {f"w{index}": torch.zeros(size) for index, size in enumerate([10, 10, 100, 10, 5, 40, 1])}
-    plan = plan_packing(tensors, bucket_bytes=256, rollout_dtype=None)
-    assert plan.bucket_sizes == (104, 400, 84, 196)
-    assert all(entry.offset % ALIGNMENT == 0 for entry in plan.entries)
-
-
 def test_a_version_holds_the_values_of_its_publish_not_later_ones():
     store, weight = MemoryStore(), torch.ones(3)
     publisher, reader = Publisher(store), WeightReader(store)
@@ -128,40 +110,11 @@ def test_a_failed_put_leaves_the_version_free_for_another_try():
     publisher.publish(version(0), model_tensors())
 
 
-def test_a_rank_that_does_not_write_returns_the_same_manifest_and_stores_nothing():
-    store, quiet = MemoryStore(), MemoryStore()
-    manifest = Publisher(store).publish(version(0), model_tensors())
-    other = Publisher(quiet, writes=False)
-    found = other.publish(version(0), model_tensors())
-    assert found.entries == manifest.entries
-    assert found.buckets == tuple(ref.key for ref in manifest.buckets)
-    other.retire(version(0))
-    assert quiet.trips == 0
-
-
 def test_nothing_to_publish_and_useless_buckets_are_refused():
     with pytest.raises(ValueError, match="no tensors"):
         Publisher(MemoryStore()).publish(version(0), {})
     with pytest.raises(ValueError, match="bucket_bytes must be positive, got 0"):
         WeightOptions(bucket_bytes=0)
-
-
-def test_a_reader_refuses_a_version_with_another_layout_and_names_what_differs():
-    store = MemoryStore()
-    publisher, reader = Publisher(store), WeightReader(store)
-    reader.read(publisher.publish(version(0), {"a": torch.zeros(2), "b": torch.zeros(3)}))
-    changed = publisher.publish(version(1), {"a": torch.zeros(2), "b": torch.zeros(4)})
-    with pytest.raises(WeightMismatch, match=r"weights 0\.1 .* b is float32\[4\], not float32\[3\]"):
-        reader.read(changed)
-
-
-def test_a_reader_refuses_a_bucket_of_another_size():
-    store = MemoryStore()
-    manifest = Publisher(store).publish(version(0), {"a": torch.zeros(2)})
-    store.put(torch.zeros(7, dtype=torch.uint8), key="weights/0.0/0")
-    manifest = replace(manifest, buckets=("weights/0.0/0",))
-    with pytest.raises(WeightMismatch, match=r"bucket weights/0\.0/0 has 7 bytes, its manifest says 8"):
-        WeightReader(store).read(manifest)
 
 
 class Registry(OwnRegistry):
@@ -218,3 +171,114 @@ def test_a_slot_that_is_still_read_is_not_overwritten_and_the_holder_is_named():
 def test_options_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         WeightOptions(**{name: value})
+
+
+@pytest.fixture
+def host():
+    store = HostStore()
+    yield store
+    store.close()
+
+
+def test_a_version_is_written_once_and_read_where_it_was_written(host):
+    publisher, tensors = Publisher(host, options=WeightOptions(rollout_dtype="bfloat16")), model_tensors()
+    for n in range(4):
+        tensors["embed"] += 1
+        manifest = publisher.publish(version(n), tensors)
+        found = WeightReader(host).read(manifest)
+        for name, tensor in tensors.items():
+            expected = tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
+            assert torch.equal(found[name], expected), name
+        del found
+    stats = host.stats()
+    assert (stats["objects"], stats["reservations"]) == (2, 0)
+    assert (stats["made"], stats["reused"]) == (2, 2)
+    assert host.counters.puts == 4
+
+
+def sharded(rank, tensors):
+    return {name: FakeDTensor(whole, (Shard(0),), Mesh((3,), (rank,))) for name, whole in tensors.items()}
+
+
+def whole_tensors(n):
+    return {
+        "a": torch.arange(35.0).view(7, 5) + n,
+        "b": torch.arange(4.0) * n,
+        "c": torch.full((2, 3), float(n)),
+    }
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_ranks_publish_their_own_shards_in_parallel_and_nobody_gathers(hosts, mapped):
+    stores = [HostStore(f"h{number}", mapped=mapped) for number in range(hosts)]
+    stores[0].neighbours = stores[1:]
+    gathered, registry = [], Registry()
+
+    def publish(peer):
+        publisher = Publisher(stores[peer.rank % hosts], registry, peers=peer)
+        for n in range(5):
+            own = sharded(peer.rank, whole_tensors(n))
+            manifest = publisher.publish(version(n), own)
+            gathered.extend(tensor.gathered for tensor in own.values())
+        return manifest
+
+    manifests = Ranks(3).run(publish)
+    assert manifests[0] == manifests[1] == manifests[2]
+    assert not any(gathered)
+    assert [told[0] for told in registry.told].count("publish") == 5
+    found = WeightReader(stores[0]).read(manifests[0])
+    for name, expected in whole_tensors(4).items():
+        assert torch.equal(found[name], expected), name
+    part = WeightReader(stores[0]).read(manifests[0], select={"a": Slice(dim=0, start=1, stop=6)})
+    assert torch.equal(part["a"], whole_tensors(4)["a"][1:6])
+    assert len(manifests[0].entries[0].pieces) == (1 if hosts == 1 else 3)
+    del found, part
+    for store in stores:
+        assert store.stats()["objects"] == 2
+        store.close()
+
+
+def boom(*args, **kwargs):
+    raise StoreFull("no room for it")
+
+
+def break_at(when, publisher, registry, tensors):
+    """Let a step of the next publish fail on this rank."""
+    transport = publisher._transport
+    match when:
+        case "room":
+            registry.wait_reclaimed = boom
+        case "reserve":
+            transport.start = boom
+        case "open":
+            transport.open = boom
+        case "fill":
+            tensors["a"].to_local = boom
+        case "commit":
+            transport._drafts._client.tell = boom
+        case "announce":
+            registry.publish = boom
+
+
+@pytest.mark.parametrize(
+    ("when", "rank"),
+    [("room", 0), ("reserve", 0), ("open", 1), ("fill", 2), ("commit", 0), ("announce", 0)],
+)
+def test_a_failure_on_one_rank_ends_all_alike_and_leaves_nothing(host, when, rank):
+    def publish(peer):
+        registry = Registry()
+        publisher = Publisher(host, registry, WeightOptions(num_slots=1), peers=peer)
+        publisher.publish(version(0), sharded(peer.rank, whole_tensors(0)))
+        own = sharded(peer.rank, whole_tensors(1))
+        if peer.rank == rank:
+            break_at(when, publisher, registry, own)
+        publisher.publish(version(1), own)
+
+    assert [str(result) for result in Ranks(3).run(publish)] == ["no room for it"] * 3
+    assert host.stats()["objects"] == (1 if when == "room" else 0)
+    host.__dict__.pop("tell", None)
+    Publisher(host).publish(version(2), whole_tensors(2))
+    stats = host.stats()
+    assert stats["objects"] == stats["live_slots"] == (2 if when == "room" else 1)
+    assert stats["reservations"] == 0

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from neoproto.weights import WeightVersion, lag
+from neoproto.weights import WeightVersion, group_clock, lag, should_load, staleness, too_stale
 
 
 def version(epoch: int, n: int) -> WeightVersion:
@@ -45,3 +45,51 @@ def test_negative_parts_are_refused():
 def test_a_version_travels_and_is_a_key():
     assert pickle.loads(pickle.dumps(version(2, 7))) == version(2, 7)
     assert {version(2, 7): "x"}[version(2, 7)] == "x"
+
+
+@pytest.mark.parametrize(
+    ("current", "newest", "least", "wanted", "load"),
+    [
+        (None, (0, 0), 3, None, True),  # the first version, whatever the lag
+        ((0, 4), (0, 4), 1, None, False),
+        ((0, 4), (0, 5), 1, None, True),
+        ((0, 4), (0, 5), 2, None, False),
+        ((0, 4), (0, 6), 2, None, True),
+        ((0, 4), (0, 5), 2, (0, 5), True),  # waited for
+        ((0, 5), (0, 5), 1, (0, 5), False),  # there already
+        ((0, 4), (0, 5), 2, (0, 6), False),  # not published yet
+        ((0, 9), (1, 9), 1, None, True),  # a restart's first version
+    ],
+)
+def test_a_replica_loads_what_is_new_enough_or_waited_for(current, newest, least, wanted, load):
+    assert load is should_load(
+        current and version(*current),
+        version(*newest),
+        min_version_lag=least,
+        wanted=wanted and version(*wanted),
+    )
+
+
+def test_a_lag_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="min_version_lag must be >= 1, got 0"):
+        should_load(None, version(0, 1), min_version_lag=0)
+
+
+def test_a_group_is_dated_by_its_oldest_start():
+    assert group_clock([version(0, 3), version(0, 2)], version(0, 1)) == version(0, 2)
+    assert group_clock([version(1, 3), version(0, 9)], version(0, 1)) == version(0, 9)
+
+
+def test_a_group_of_which_nothing_started_is_dated_by_what_its_prompt_asked_for():
+    assert group_clock([], version(0, 1)) == version(0, 1)
+
+
+@pytest.mark.parametrize(("clock", "behind"), [((0, 5), 0), ((0, 3), 2), ((0, 7), 0)])
+def test_staleness_counts_publishes_and_is_never_negative(clock, behind):
+    assert staleness(version(0, 5), version(*clock)) == behind
+    assert too_stale(version(0, 5), version(*clock), 1) is (behind > 1)
+
+
+@pytest.mark.parametrize(("threshold", "too_old"), [(1, True), (2, False), (3, False)])
+def test_too_stale_is_beyond_the_threshold(threshold, too_old):
+    assert too_stale(version(0, 5), version(0, 3), threshold) is too_old

@@ -1,0 +1,143 @@
+"""Gives prompts to replicas and their answers to the replay buffer.
+
+    prompt queue ──claim──> replica.generate (one call a chunk) ──> replay buffer
+         ▲                        │
+         └────── give back ───────┘ failed: the dispatcher ends with the cause
+
+It tells no replica which weights to serve: it reads what each of them serves, and starts a prompt once
+replicas serve the version that the prompt asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NoReturn, Protocol
+
+from neoproto.data import DataProto
+from neoproto.errors import DeadlineExceeded
+from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket, prompts_of
+from neoproto.trainer.replay_buffer import ReplayBuffer
+from neoproto.trainer.routing import Routes
+from neoproto.trainer.step import first_cause
+from neoproto.weights.version import WeightVersion
+
+# A call ends at its own deadline with a better message than ours, so ours comes a little later.
+_GRACE_SECONDS = 5.0
+
+
+class Replica(Protocol):
+    """One rollout replica, as the dispatcher sees it."""
+
+    @property
+    def name(self) -> str:
+        """As it reports to the weight registry."""
+        ...
+
+    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
+        """n samples a prompt, the samples of a prompt next to each other; raises after `timeout` seconds."""
+        ...
+
+
+class Dispatcher:
+    """See the module.
+
+    Args:
+        queue: where prompts come from.
+        buffer: where groups go.
+        replicas: at least one.
+        serving: which version each replica serves, by name; with a deadline of its own.
+        max_inflight_prompts: of the queue. No replica gets more than its share of it, rounded up, so that
+            one that is first to serve a version is not given everything.
+        max_per_call: prompts a call at most, >= 1. A call returns when its longest sample is done.
+        poll_interval: seconds between two looks at what replicas serve.
+        timeout: seconds a call may take.
+        version_aware: start a prompt once one replica serves its version; otherwise once all do.
+
+    Raises:
+        ValueError: no replica, two of one name, or `max_per_call` below 1.
+    """
+
+    def __init__(
+        self,
+        queue: PromptQueue,
+        buffer: ReplayBuffer,
+        replicas: Sequence[Replica],
+        serving: Callable[[], Awaitable[Mapping[str, WeightVersion]]],
+        *,
+        max_inflight_prompts: int,
+        max_per_call: int,
+        poll_interval: float,
+        timeout: float,
+        version_aware: bool,
+    ) -> None:
+        self._replicas = {replica.name: replica for replica in replicas}
+        if not replicas or len(self._replicas) < len(replicas) or max_per_call < 1:
+            raise ValueError(
+                f"a dispatcher needs replicas with different names and max_per_call >= 1, got "
+                f"{[replica.name for replica in replicas]} and {max_per_call}"
+            )
+        self._queue, self._buffer, self._serving = queue, buffer, serving
+        self._max_per_call, self._poll_interval, self._timeout = max_per_call, poll_interval, timeout
+        share = -(-max_inflight_prompts // len(replicas))
+        self._routes = Routes(list(self._replicas), most_in_flight=share, version_aware=version_aware)
+        self._failing = False
+
+    async def run(self) -> NoReturn:
+        """Dispatch until cancelled.
+
+        Consumes: pending prompts. Waits for: prompts, replicas that serve their versions, answers. Produces:
+        chunks for the replay buffer. Unblocked by: a change in the queue, an answer (which is one), the next
+        look at what replicas serve. Ends with the cause when a call fails, its prompts given back.
+        """
+        now = asyncio.get_running_loop().time
+        try:
+            async with asyncio.TaskGroup() as calls:
+                while True:
+                    self._routes.update(await self._serving())
+                    look_again = now() + self._poll_interval
+                    self._start_ready(calls)
+                    while (left := look_again - now()) > 0:
+                        await self._queue.wait_changed(left)
+                        self._start_ready(calls)
+        except BaseExceptionGroup as failures:
+            raise first_cause(failures) from None
+
+    def _start_ready(self, calls: asyncio.TaskGroup) -> None:
+        """Start a call for every chunk of prompts that a replica has room for."""
+        while not self._failing and (
+            oldest := self._queue.claim_nowait(1, lambda version: self._routes.room(version) > 0)
+        ):
+            version = oldest[0].min_weight_version
+            name = self._routes.choose(version)
+            more = min(self._max_per_call, self._routes.room(version)) - 1
+            tickets = oldest + self._queue.claim_nowait(more, partial(self._routes.suits, name))
+            self._routes.started(name, len(tickets))
+            self._queue.mark_started(tickets, self._routes.serves(name))
+            calls.create_task(self._generate(name, tickets), name=f"generate on {name}")
+
+    async def _generate(self, name: str, tickets: Sequence[PromptTicket]) -> None:
+        """One call: answers go to the buffer, the prompts of a failed call back to the queue."""
+        prompts = prompts_of(tickets)
+        prompts.meta_info = {"validate": False}
+        try:
+            answers = await self._answered(self._replicas[name], prompts)
+        except Exception as cause:
+            self._failing = True  # what is given back must not be claimed again before all calls are stopped
+            self._queue.give_back(tickets, cause)
+            raise
+        finally:
+            self._routes.ended(name, len(tickets))
+        self._buffer.add_chunk(tickets, answers)
+        self._queue.finish(tickets)
+
+    async def _answered(self, replica: Replica, prompts: DataProto) -> DataProto:
+        limit = self._timeout + _GRACE_SECONDS
+        try:
+            async with asyncio.timeout(limit) as scope:
+                return await replica.generate(prompts, self._timeout)
+        except TimeoutError:
+            if not scope.expired():  # the call's own deadline, with its own words
+                raise
+            raise DeadlineExceeded("generate", replica.name, (), limit) from None

@@ -1,0 +1,300 @@
+"""Finished groups of samples, waiting to be trained on.
+
+    dispatcher ──add_chunk──> [ group group group … ] ──sample──> training batch ──done──> columns released
+                                    │
+                                    └── too stale ──> evicted, counted, asked for again (refill)
+
+A group is the samples of one prompt and is never parted. A chunk is the batch that one generate call
+returned: some whole groups, whose stored columns are released when the last of them is trained on or evicted.
+Until then its groups are row numbers, and a training batch is made of those without reading a sample.
+
+A group is dated by the oldest weight version that one of its samples started on; nothing else is asked when
+it is evicted, chosen, measured or checked.
+
+Shape legend: b = samples of a chunk, t = response tokens (fixed width R).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from neoproto.data import DataProto
+from neoproto.errors import RolloutError, SamplesMissing
+from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket
+from neoproto.trainer.shared import Changes, CountedBatch
+from neoproto.weights.version import WeightVersion, group_clock, staleness, too_stale
+
+Strategy = Literal["drop", "wait"]
+# More evictions than this for each group asked for mean that generation never catches up: an error, no wait.
+MOST_EVICTED_PER_GROUP = 8
+_EVICTED_BECAUSE = {"drop": "stale", "wait": "crowded_out"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampledGroup:
+    """One finished group.
+
+    Attributes:
+        ticket: of its prompt.
+        clock: the oldest weight version that one of its samples started on.
+        spans: for each sample, on how many weight versions its tokens were generated.
+        chunk, rows: where the samples are.
+    """
+
+    ticket: PromptTicket
+    clock: WeightVersion
+    spans: tuple[int, ...]
+    chunk: CountedBatch
+    rows: range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sampled:
+    """One training batch.
+
+    Attributes:
+        batch: whole groups, the samples of a group next to each other; references into the chunks. It is not
+            to be released: see `ReplayBuffer.done`.
+        groups: what it consists of, in the order of the rows.
+        metrics: `training/off_policy/*`.
+    """
+
+    batch: DataProto
+    groups: tuple[SampledGroup, ...]
+    metrics: dict[str, float]
+
+
+class ReplayBuffer:
+    """See the module. Belongs to one event loop; blocks on nothing but `sample`.
+
+    Args:
+        queue: of the same run; asked for failed prompts, and for the age of those still being generated.
+        n: samples a prompt.
+        epoch: of the run; the columns carry the versions' numbers only.
+        max_off_policy_threshold: how many publishes behind the newest version a group may be trained on.
+        strategy: `drop` evicts groups that are further behind. `wait` samples only when no group that is
+            being generated would be further behind at the next sampling; only groups that no batch had room
+            for are evicted then.
+        refill: enqueues so many prompts; called with the number of groups evicted.
+        poll_interval: seconds between two health checks.
+        health: raises if something that samples depend on has failed.
+
+    Raises:
+        ValueError: a number that makes no sense.
+    """
+
+    def __init__(
+        self,
+        queue: PromptQueue,
+        *,
+        n: int,
+        epoch: int,
+        max_off_policy_threshold: int,
+        strategy: Strategy,
+        refill: Callable[[int], None],
+        poll_interval: float,
+        health: Callable[[], None] = lambda: None,
+    ) -> None:
+        if n < 1 or max_off_policy_threshold < 0 or poll_interval <= 0:
+            raise ValueError(
+                f"n must be >= 1, max_off_policy_threshold >= 0 and poll_interval > 0, "
+                f"got {n}, {max_off_policy_threshold} and {poll_interval}"
+            )
+        self._queue, self._n, self._epoch = queue, n, epoch
+        self._threshold, self._strategy = max_off_policy_threshold, strategy
+        self._refill, self._poll_interval, self._health = refill, poll_interval, health
+        self._groups: dict[int, SampledGroup] = {}
+        self._taken: set[int] = set()
+        self._newest = WeightVersion(epoch=epoch, n=0)
+        self._evicted = 0  # groups, since the last training batch
+        self._changes = Changes()
+
+    def __len__(self) -> int:
+        """Groups ready to be sampled."""
+        return len(self._groups)
+
+    def add_chunk(self, tickets: Sequence[PromptTicket], batch: DataProto) -> None:
+        """Take in what a generate call returned.
+
+        Args:
+            tickets: of its prompts, in order.
+            batch: n rows a ticket, next to each other, with `uid` and `weight_versions` int64 [b, t] (-1 on
+                padding). The buffer releases it.
+
+        Raises:
+            RolloutError: another number of rows, other prompts, a sample without a token, or one that
+                started on an older version than its prompt asked for.
+        """
+        clocks, spans = self._read(tickets, batch)
+        chunk = CountedBatch(batch, len(tickets))
+        for place, ticket in enumerate(tickets):
+            rows = range(place * self._n, (place + 1) * self._n)
+            self._groups[ticket.serial] = SampledGroup(
+                ticket=ticket,
+                clock=clocks[place],
+                spans=tuple(int(span) for span in spans[rows.start : rows.stop]),
+                chunk=chunk,
+                rows=rows,
+            )
+        self._evict_stale([ticket.serial for ticket in tickets])
+        self._changes.notify()
+
+    async def sample(self, count: int, newest: WeightVersion, *, timeout: float) -> Sampled:
+        """Take `count` groups: those dated oldest, of these the first enqueued.
+
+        Consumes: finished groups. Waits for: enough of them, and with `wait` for generation to finish groups
+        at the threshold. Produces: a training batch. Unblocked by: a chunk, a failed prompt or health check
+        (looked at in every poll), too many evictions, or the deadline.
+
+        Args:
+            newest: the newest published version, which groups are judged against from now on.
+            timeout: seconds.
+
+        Raises:
+            SamplesMissing: not enough groups in time, or hardly any that is fresh enough.
+            PromptFailed: a prompt failed for good.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        self._newest = max(self._newest, newest)
+        self._evict_stale(list(self._groups))
+        while True:
+            self._queue.raise_if_failed()
+            self._health()
+            if self._evicted > MOST_EVICTED_PER_GROUP * count:
+                raise SamplesMissing(
+                    f"{self._evicted} groups were evicted for one training batch of {count}: generation does "
+                    f"not keep within {self._threshold} versions of {self._newest}"
+                )
+            if len(self._groups) >= count and not self._must_wait():
+                return self._take(count)
+            left = deadline - clock()
+            if left <= 0:
+                raise SamplesMissing(self._missing(count, timeout))
+            await self._changes.wait(min(left, self._poll_interval))
+
+    def done(self, sampled: Sampled, trained: DataProto | None = None) -> None:
+        """A training batch is done with: chunks of which no group is left are released.
+
+        Args:
+            trained: the batch after the training step; columns that the step stored are released too.
+
+        Raises:
+            ValueError: it was done with before.
+        """
+        serials = {group.ticket.serial for group in sampled.groups}
+        if not serials <= self._taken:
+            raise ValueError("this training batch is done with already")
+        self._taken -= serials
+        if trained is not None:
+            sampled_refs = set(sampled.batch.refs)
+            added = {
+                name: column
+                for name, column in trained.columns.items()
+                if not sampled_refs.intersection(column.refs)
+            }
+            DataProto(added).release()
+        for group in sampled.groups:
+            group.chunk.done()
+
+    def _read(
+        self, tickets: Sequence[PromptTicket], batch: DataProto
+    ) -> tuple[list[WeightVersion], npt.NDArray[np.int64]]:
+        """Check a chunk; its groups' clocks, and the spans of its samples."""
+        uids = [ticket.uid for ticket in tickets for _ in range(self._n)]
+        columns: dict[str, Any] = batch.materialize(["uid", "weight_versions"])
+        if [str(uid) for uid in columns["uid"]] != uids:
+            raise RolloutError(
+                f"{len(tickets)} prompts with {self._n} samples each were answered with {len(batch)} rows of "
+                f"{len(set(columns['uid']))} prompts, or in another order"
+            )
+        versions_bt: npt.NDArray[np.int64] = np.asarray(columns["weight_versions"])
+        clocks = []
+        for place, ticket in enumerate(tickets):
+            started = versions_bt[place * self._n : (place + 1) * self._n, 0].tolist()
+            if min(started) < 0:
+                raise RolloutError(f"a sample of prompt {ticket.uid} has no token")
+            clock = group_clock(
+                (WeightVersion(epoch=self._epoch, n=number) for number in started), ticket.min_weight_version
+            )
+            if clock < ticket.min_weight_version:
+                raise RolloutError(
+                    f"prompt {ticket.uid} asked for weights {ticket.min_weight_version} and was answered on "
+                    f"{clock}"
+                )
+            clocks.append(clock)
+        return clocks, versions_of(versions_bt)
+
+    def _evict_stale(self, serials: Sequence[int]) -> None:
+        evicted = [
+            serial
+            for serial in serials
+            if too_stale(self._newest, self._groups[serial].clock, self._threshold)
+        ]
+        for serial in evicted:
+            self._groups.pop(serial).chunk.done()
+        if evicted:
+            self._evicted += len(evicted)
+            self._refill(len(evicted))
+
+    def _must_wait(self) -> bool:
+        """Whether a group still being generated is at the threshold: the next version would be too much."""
+        oldest = self._queue.oldest_running() if self._strategy == "wait" else None
+        return oldest is not None and staleness(self._newest, oldest) >= self._threshold
+
+    def _take(self, count: int) -> Sampled:
+        chosen = sorted(self._groups.values(), key=lambda group: (group.clock, group.ticket.serial))[:count]
+        by_chunk: dict[int, list[SampledGroup]] = {}
+        for group in chosen:
+            by_chunk.setdefault(id(group.chunk), []).append(group)
+        parts = []
+        for groups in by_chunk.values():
+            rows = [row for group in groups for row in group.rows]
+            parts.append(groups[0].chunk.batch.select_idxs(rows).select(meta_info_keys=[]))
+        ordered = tuple(group for groups in by_chunk.values() for group in groups)
+        sampled = Sampled(batch=DataProto.concat(parts), groups=ordered, metrics=self._metrics(ordered))
+        for group in ordered:
+            del self._groups[group.ticket.serial]
+            self._taken.add(group.ticket.serial)
+        self._evicted = 0
+        return sampled
+
+    def _metrics(self, groups: Sequence[SampledGroup]) -> dict[str, float]:
+        behind = [staleness(self._newest, group.clock) for group in groups]
+        assert max(behind) <= self._threshold, (max(behind), self._threshold)
+        spans = [span for group in groups for span in group.spans]
+        figures = {
+            f"training/off_policy/evicted_samples/{_EVICTED_BECAUSE[self._strategy]}": float(
+                self._evicted * self._n
+            )
+        }
+        for name, values in (("trajectory_spans", spans), ("trajectory_staleness", behind)):
+            prefix = f"training/off_policy/{name}"
+            figures[f"{prefix}/mean"] = sum(values) / len(values)
+            figures[f"{prefix}/max"], figures[f"{prefix}/min"] = float(max(values)), float(min(values))
+        return figures
+
+    def _missing(self, count: int, timeout: float) -> str:
+        counts = self._queue.counts()
+        text = (
+            f"no training batch of {count} prompts within {timeout:.0f} s: {len(self._groups)} are ready, "
+            f"{counts.running} being generated, {counts.pending} waiting for a replica"
+        )
+        if len(self._groups) >= count:
+            text += f"; generation has yet to finish prompts that are {self._threshold} versions old"
+        return text
+
+
+def versions_of(versions_bt: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """On how many weight versions each sample was generated, int64 [b], from `weight_versions` [b, t]."""
+    ordered_bt = np.sort(versions_bt, axis=1)
+    distinct_b = 1 + (np.diff(ordered_bt, axis=1) != 0).sum(axis=1)
+    padded_b = ordered_bt[:, 0] < 0
+    spans_b: npt.NDArray[np.int64] = (distinct_b - padded_b).astype(np.int64)
+    return spans_b

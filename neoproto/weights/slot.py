@@ -1,0 +1,114 @@
+"""The buckets of one version while its ranks write them.
+
+reserve (first rank of each place) ──spaces──> open, write (every rank) ──> commit (first rank of each place)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from neoproto.store import KeyOrRef
+from neoproto.weights.manifest import parse_dtype, piece_view
+from neoproto.weights.packing import Job, PackingPlan
+from neoproto.weights.peers import Peers, together
+from neoproto.weights.pinning import Pins
+from neoproto.weights.sharding import local_tensor, whole_tensor
+from neoproto.weights.transport import BucketDraft, OpenBuckets, Transport
+
+
+class SlotWriting:
+    """One rank's part in writing one version.
+
+    Args:
+        prefix: first part of the buckets' keys.
+    """
+
+    def __init__(
+        self, transport: Transport, plan: PackingPlan, peers: Peers, pins: Pins, prefix: str
+    ) -> None:
+        self._transport, self._plan, self._peers, self._pins = transport, plan, peers, pins
+        place = plan.places[peers.rank]
+        self._scribe = plan.places.index(place)
+        own = [index for index, bucket in enumerate(plan.buckets) if bucket.place == place]
+        self._position = {index: position for position, index in enumerate(own)}
+        self._sizes = {f"{prefix}/{index}": plan.buckets[index].nbytes for index in own}
+        self._draft: BucketDraft | None = None
+        self._committed: Sequence[KeyOrRef] = ()
+
+    @property
+    def _is_scribe(self) -> bool:
+        """Whether this rank reserves and commits for its place."""
+        return self._scribe == self._peers.rank
+
+    def write(self, named_tensors: Mapping[str, Tensor]) -> None:
+        """Reserve the slot and fill it; when this returns every rank's bytes are in place. Collective.
+
+        Raises:
+            StoreError: on every rank, if the slot could not be reserved or opened on one.
+        """
+        spaces = together(self._peers, self._reserve)[self._scribe]
+        together(self._peers, lambda: self._open_and_fill(spaces, named_tensors))
+
+    def commit(self) -> tuple[KeyOrRef, ...]:
+        """Make the buckets readable; returns all, in the plan's order. Collective."""
+        buckets: dict[int, KeyOrRef] = {}
+        for committed in together(self._peers, self._commit):
+            buckets.update(committed)
+        return tuple(buckets[index] for index in range(len(self._plan.buckets)))
+
+    def undo(self) -> None:
+        """Leave nothing of what this rank reserved or committed. Not collective."""
+        if self._draft is not None:
+            self._draft.discard()
+            self._draft = None
+        if self._committed:
+            self._transport.delete(self._committed, missing_ok=True)
+            self._committed = ()
+
+    def _reserve(self) -> Sequence[object]:
+        if not (self._is_scribe and self._sizes):
+            return ()
+        self._draft = self._transport.start(self._sizes)
+        return tuple(self._draft.spaces)
+
+    def _open_and_fill(self, spaces: Sequence[object], named_tensors: Mapping[str, Tensor]) -> None:
+        opened: OpenBuckets | None = self._draft
+        if opened is None and spaces:
+            opened = self._transport.open(spaces)
+        try:
+            self._fill([] if opened is None else opened.buffers, named_tensors)
+        finally:
+            if opened is not None and opened is not self._draft:
+                opened.close()
+
+    def _fill(self, buffers: list[Tensor], named_tensors: Mapping[str, Tensor]) -> None:
+        """Copy this rank's parts, cast on the way; copies from devices are complete on return."""
+        jobs = {job.source: job for job in self._plan.jobs[self._peers.rank]}
+        devices: set[torch.device] = set()
+        for index in sorted(jobs.keys() | set(self._plan.gathered)):
+            tensor = named_tensors[self._plan.names[index]]
+            part = whole_tensor(tensor) if index in self._plan.gathered else local_tensor(tensor)
+            if index in jobs:
+                buffer = buffers[self._position[jobs[index].piece.bucket]]
+                if part.device.type != "cpu":
+                    devices.add(part.device)
+                    self._pins.pin(buffer)
+                _target(buffer, jobs[index]).copy_(part, non_blocking=True)
+        for device in devices:
+            torch.get_device_module(device).synchronize(device)
+
+    def _commit(self) -> dict[int, KeyOrRef]:
+        if self._draft is None:
+            return {}
+        self._committed = self._draft.commit()
+        self._draft = None
+        return dict(zip(self._position, self._committed, strict=True))
+
+
+def _target(buffer: Tensor, job: Job) -> Tensor:
+    """Where a rank's part goes: a view of the bucket."""
+    whole = piece_view(buffer, parse_dtype(job.dtype), job.piece)
+    return job.box.inside(job.piece.box).of(whole)

@@ -1,0 +1,47 @@
+import asyncio
+
+import pytest
+
+from neoproto.store import MemoryStore
+from neoproto.trainer.shared import Changes, CountedBatch
+from tests.neoproto.trainer.replay import prompts
+
+
+def test_a_counted_batch_is_released_with_its_last_part(store: MemoryStore) -> None:
+    counted = CountedBatch(prompts(3), 3)
+    counted.done()
+    counted.done()
+    assert len(store.keys()) == 2
+    assert counted.batch["prompts"].tolist() == [[0], [1], [2]]
+    counted.done()
+    assert counted.parts_left == 0
+    assert len(store.keys()) == 0
+    with pytest.raises(ValueError, match="1 parts of a batch are done with, 0 are left"):
+        counted.done()
+
+
+@pytest.mark.parametrize("parts", [0, -1])
+def test_a_batch_has_parts(parts: int) -> None:
+    with pytest.raises(ValueError, match="at least one part"):
+        CountedBatch(prompts(1), parts)
+    with pytest.raises(ValueError, match="parts of a batch"):
+        CountedBatch(prompts(1), 1).done(parts)
+
+
+def test_a_change_wakes_everybody_who_waits_and_nobody_later() -> None:
+    async def scenario() -> None:
+        changes = Changes()
+        waits = [asyncio.create_task(changes.wait(60)) for _ in range(2)]
+        await asyncio.sleep(0)
+        changes.notify()
+        await asyncio.wait_for(asyncio.gather(*waits), timeout=5)
+        late = asyncio.create_task(changes.wait(60))
+        done, _ = await asyncio.wait([late], timeout=0.01)
+        assert not done
+        late.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_wait_ends_at_its_timeout() -> None:
+    asyncio.run(asyncio.wait_for(Changes().wait(0.01), timeout=5))

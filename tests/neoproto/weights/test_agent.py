@@ -1,0 +1,388 @@
+"""The update agent with a real registry and puller, and an engine that only notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from neoproto.errors import NeoProtoError, RolloutError, TornRead, WeightMismatch
+from neoproto.store import MemoryStore
+from neoproto.weights import LocalRegistry, Publisher, Puller, TensorLayout, check_layout
+from neoproto.weights.agent import MOST_TORN_READS, Held, UpdateAgent, run_to_end
+from neoproto.weights.options import PauseMode, UpdateOptions
+from tests.neoproto.weights.manifests import version
+from tests.neoproto.weights.test_puller import SlowStore
+
+
+class NotedEngine:
+    """Notes calls in `said`; `on_load` runs inside a load."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.on_load: Callable[[], Awaitable[None]] | None = None
+        self.layout = {"w": TensorLayout(dtype="float32", shape=(2,))}
+        self.cause: BaseException | None = None
+
+    async def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None:
+        check_layout(layout, self.layout, what=what)
+
+    async def pause(self, mode: PauseMode, drain_s: float) -> None:
+        self.said.append(f"pause {mode} {drain_s:g}")
+
+    async def load(self, served: Any, tensors: Mapping[str, Tensor]) -> None:
+        assert tensors["w"].tolist() == [float(served.n)] * 2
+        if self.on_load is not None:
+            await self.on_load()
+        self.said.append(f"load {served}")
+
+    async def resume(self) -> None:
+        self.said.append("resume")
+
+    async def fail(self, cause: BaseException) -> None:
+        self.cause = cause
+        self.said.append("fail")
+
+    @property
+    def loads(self) -> list[str]:
+        return [what for what in self.said if what.startswith("load")]
+
+
+class TornPuller:
+    """Tears the next `torn` reads: at once, or, with `late`, when their lease is checked at last."""
+
+    def __init__(self, puller: Puller, torn: int, *, late: bool = False) -> None:
+        self._puller, self.torn, self._late = puller, torn, late
+
+    @asynccontextmanager
+    async def pull(self, wanted: Any = None) -> AsyncIterator[Held]:
+        async with self._puller.pull(wanted) as pulled:
+            if self.torn > 0:
+                self.torn -= 1
+                if not self._late:
+                    raise TornRead("the lease lapsed")
+                pulled.check = self._torn_check  # type: ignore[method-assign]
+            yield pulled
+
+    @staticmethod
+    async def _torn_check() -> None:
+        raise TornRead("the lease lapsed while it was loaded")
+
+
+class Replica:
+    """An agent with what it needs. `publish(n)` publishes version n, whose weights are [n, n]."""
+
+    def __init__(self, store: MemoryStore | None = None, torn: int = 0, late: bool = False, **options: Any):
+        self.store, self.registry, self.engine = store or MemoryStore(), LocalRegistry(), NotedEngine()
+        puller = Puller(self.store, self.registry, "rollout/0", 5.0)
+        self.puller = TornPuller(puller, torn, late=late)
+        self.agent = UpdateAgent(
+            self.registry,
+            self.puller,
+            self.engine,
+            UpdateOptions(**({"poll_interval": 0.02, "drain_timeout": 0.0} | options)),
+            replica="rollout/0",
+        )
+
+    async def publish(self, n: int, name: str = "w") -> None:
+        manifest = Publisher(self.store).publish(version(n), {name: torch.full((2,), float(n))})
+        await self.registry.publish(manifest)
+
+    async def serves(self, n: int) -> None:
+        assert await self.registry.wait_serving(["rollout/0"], version(n), 10)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(scenario(), 30)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def running(agent: UpdateAgent) -> AsyncIterator[asyncio.Task[Any]]:
+    task = asyncio.create_task(agent.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def test_a_replica_follows_what_is_published() -> None:
+    async def scenario() -> None:
+        one = Replica(pause_mode="keep", drain_timeout=2.5)
+        async with running(one.agent):
+            await asyncio.sleep(0.05)
+            assert one.agent.version is None
+            for n in (3, 4):
+                await one.publish(n)
+                await one.serves(n)
+        assert one.engine.said == [
+            "pause keep 2.5",
+            "load 0.3",
+            "resume",
+            "pause keep 2.5",
+            "load 0.4",
+            "resume",
+        ]
+        assert one.agent.version == version(4)
+        stats = one.agent.stats
+        assert (stats.loads, stats.torn_reads) == (2, 0)
+        assert stats.pull_seconds >= stats.last_pull > 0
+        assert stats.update_seconds >= stats.last_update > 0
+
+    run(scenario)
+
+
+def test_the_first_version_loads_at_once_and_later_ones_when_the_lag_is_reached() -> None:
+    async def scenario() -> None:
+        one = Replica(min_version_lag=3)
+        async with running(one.agent):
+            await one.publish(0)
+            await one.serves(0)
+            for n in (1, 2):
+                await one.publish(n)
+                await asyncio.sleep(0.06)
+            assert one.engine.loads == ["load 0.0"]
+            await one.publish(3)
+            await one.serves(3)
+        assert one.engine.loads == ["load 0.0", "load 0.3"]
+
+    run(scenario)
+
+
+def test_who_waits_for_a_version_gets_it_below_the_lag() -> None:
+    async def scenario() -> None:
+        one = Replica(min_version_lag=10)
+        async with running(one.agent):
+            await one.publish(0)
+            await one.agent.wait_for_version(version(0), 5)
+            waiting = asyncio.create_task(one.agent.wait_for_version(version(2), 5))
+            await one.publish(1)
+            await asyncio.sleep(0.06)
+            assert not waiting.done()
+            await one.publish(2)
+            await waiting
+            await one.agent.wait_for_version(version(1), 5)
+            with pytest.raises(
+                TimeoutError, match=r"rollout/0 waited 0\.1 s for weights 0\.9; it serves 0\.2"
+            ):
+                await one.agent.wait_for_version(version(9), 0.1)
+        assert one.engine.loads == ["load 0.0", "load 0.2"]
+        assert await one.registry.serving() == {"rollout/0": version(2)}
+
+    run(scenario)
+
+
+def test_the_trainer_may_drive_it_version_by_version() -> None:
+    async def scenario() -> None:
+        one = Replica(min_version_lag=4)
+        with pytest.raises(ValueError, match=r"cannot load weights 0\.0, the newest are none"):
+            await one.agent.load(version(0))
+        for n in (0, 1):
+            await one.publish(n)
+            await asyncio.gather(one.agent.load(version(n)), one.agent.load(version(n)))
+        await one.agent.load(version(0))
+        with pytest.raises(ValueError, match=r"cannot load weights 0\.5, the newest are 0\.1"):
+            await one.agent.load(version(5))
+        assert one.engine.loads == ["load 0.0", "load 0.1"]
+
+    run(scenario)
+
+
+def test_it_reads_while_the_engine_generates_and_pauses_only_to_load() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        one = Replica(store)
+        async with running(one.agent):
+            await one.publish(0)
+            await asyncio.to_thread(store.begun.wait, 10)
+            await asyncio.sleep(0.05)
+            assert one.engine.said == []
+            store.go_on.set()
+            await one.serves(0)
+        assert one.engine.said == ["pause abort 0", "load 0.0", "resume"]
+
+    run(scenario)
+
+
+def test_versions_never_go_backwards() -> None:
+    async def scenario() -> None:
+        one = Replica()
+        for n in (1, 2):
+            await one.publish(n)
+        await one.agent.load(version(2))
+        await one.registry.retire(version(2))
+        async with running(one.agent):
+            await asyncio.sleep(0.08)
+            await one.agent.load(version(1))
+        assert one.engine.loads == ["load 0.2"]
+
+    run(scenario)
+
+
+def test_a_torn_read_is_made_again_and_counted() -> None:
+    async def scenario() -> None:
+        one = Replica(torn=2)
+        await one.publish(0)
+        await one.agent.load(version(0))
+        assert one.engine.said == ["pause abort 0", "load 0.0", "resume"]
+        assert (one.agent.stats.torn_reads, one.agent.stats.loads) == (2, 1)
+
+    run(scenario)
+
+
+def test_weights_whose_lease_lapsed_in_the_load_are_loaded_again_before_the_engine_goes_on() -> None:
+    async def scenario() -> None:
+        one = Replica(torn=1, late=True)
+        await one.publish(0)
+        await one.agent.load(version(0))
+        assert one.engine.said == ["pause abort 0", "load 0.0", "load 0.0", "resume"]
+        assert (one.agent.stats.torn_reads, one.agent.stats.loads) == (1, 1)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_reads_torn_again_and_again_end_the_agent_and_never_serve(late: bool) -> None:
+    async def scenario() -> None:
+        one = Replica(torn=MOST_TORN_READS, late=late)
+        await one.publish(0)
+        with pytest.raises(TornRead, match=f"gave up after {MOST_TORN_READS} torn reads"):
+            await one.agent.run()
+        assert await one.registry.serving() == {}
+        assert ("fail" in one.engine.said) == late
+        if late:
+            assert one.engine.said[-2:] == ["fail", "resume"]
+            assert isinstance(one.engine.cause, TornRead)
+
+    run(scenario)
+
+
+def test_a_load_that_fails_ends_the_agent_for_everybody() -> None:
+    async def broken() -> None:
+        raise RolloutError("loading failed: out of memory")
+
+    async def scenario() -> None:
+        one = Replica()
+        async with running(one.agent) as task:
+            await asyncio.sleep(0.05)
+            one.engine.on_load = broken
+            await one.publish(0)
+            with pytest.raises(RolloutError, match="out of memory"):
+                await task
+        assert one.engine.said == ["pause abort 0", "fail", "resume"]
+        with pytest.raises(NeoProtoError, match="rollout/0 updates no more: RolloutError"):
+            await one.agent.load(version(0))
+        assert await one.registry.serving() == {}
+        assert await one.registry.holders(version(0)) == ()
+
+    run(scenario)
+
+
+def test_run_ends_when_another_callers_load_failed() -> None:
+    async def broken() -> None:
+        raise RolloutError("out of memory")
+
+    async def scenario() -> None:
+        one = Replica(min_version_lag=5)
+        async with running(one.agent) as task:
+            await one.publish(0)
+            await one.serves(0)
+            one.engine.on_load = broken
+            await one.publish(1)
+            with pytest.raises(RolloutError, match="out of memory"):
+                await one.agent.load(version(1))
+            with pytest.raises(NeoProtoError, match="updates no more"):
+                await asyncio.wait_for(task, 5)
+
+    run(scenario)
+
+
+def test_weights_of_another_model_are_refused_before_the_pause() -> None:
+    async def scenario() -> None:
+        one = Replica()
+        await one.publish(0, name="v")
+        with pytest.raises(WeightMismatch, match=r"weights 0\.0 do not fit the model: 1 missing: w"):
+            await one.agent.run()
+        assert one.engine.said == []
+
+    run(scenario)
+
+
+def test_cancelled_while_it_reads_it_releases_the_lease_once_the_read_has_stopped() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        one = Replica(store)
+        await one.publish(0)
+        task = asyncio.create_task(one.agent.run())
+        await asyncio.to_thread(store.begun.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        assert len(await one.registry.holders(version(0))) == 1
+        store.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert store.under_way == 0
+        assert await one.registry.holders(version(0)) == ()
+        assert one.engine.said == []
+
+    run(scenario)
+
+
+def test_cancelled_while_it_loads_it_ends_the_load_and_the_engine_goes_on() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def on_load() -> None:
+        begun.set()
+        await go_on.wait()
+
+    async def scenario() -> None:
+        one = Replica()
+        one.engine.on_load = on_load
+        await one.publish(0)
+        task = asyncio.create_task(one.agent.run())
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0.02)
+        assert len(await one.registry.holders(version(0))) == 1
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert one.engine.said == ["pause abort 0", "load 0.0", "resume"]
+        assert await one.registry.holders(version(0)) == ()
+        assert one.agent.version == version(0)
+
+    run(scenario)
+
+
+def test_work_that_runs_to_its_end_reports_a_failure_and_a_cancellation() -> None:
+    async def scenario() -> None:
+        async def fails() -> None:
+            await asyncio.sleep(0.01)
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await run_to_end(fails())
+        task = asyncio.create_task(run_to_end(fails()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_version_lag": 0}, {"poll_interval": 0}, {"drain_timeout": -1}, {"pause_mode": "wait"}]
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        UpdateOptions(**wrong)

@@ -16,6 +16,7 @@ from actors.training import OptimOptions, TrainOptions
 from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.config import OptimConfig, RunConfig
 from neoproto.data.generation import SamplingParams
+from neoproto.data.paths import user_path
 from neoproto.weights import UpdateOptions, WeightOptions
 
 DeviceType = Literal["cpu", "gpu"]
@@ -162,7 +163,9 @@ def reward_options(config: RunConfig, model_dir: Path, eos_token_ids: tuple[int,
         tokenizer=str(model_dir),
         eos_token_ids=eos_token_ids,
         name=reward.name,
-        custom_path=None if custom.path is None else str(Path(custom.path).expanduser().absolute()),
+        custom_path=None
+        if custom.path is None
+        else str(user_path(custom.path, field="reward.custom_reward_function.path").absolute()),
         custom_name=custom.name,
         timeout_s=reward.timeout_s,
         max_concurrency=reward.max_concurrency,

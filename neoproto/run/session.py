@@ -16,6 +16,7 @@ import torch
 from meshes.topology import compile_topology
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
+from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import make_run_folder, open_run_log
 from neoproto.run.prepare import PreparedRun, prepare
@@ -138,6 +139,9 @@ class RunSession:
             futures = {recipe.role: threads.submit(start, recipe) for recipe in self._recipes}
             for future in as_completed(futures.values()):
                 future.result()  # the first failure, whoever else is still starting
+        except DeadlineExceeded as error:
+            more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
+            raise NeoProtoError(f"{first_line(error)}; {more}") from error
         finally:
             # After a failure or a signal nobody is waited for: closing the runtime ends what still starts.
             threads.shutdown(wait=False, cancel_futures=True)

@@ -61,6 +61,8 @@ def weight_options(config: RunConfig) -> WeightOptions:
     """How weights are published and pulled."""
     weights = config.weights
     return WeightOptions(
+        device=weights.device,
+        transport=weights.transport,
         num_slots=weights.num_slots,
         rollout_dtype=config.rollout_dtype,
         lease_ttl=weights.lease_ttl,
@@ -153,6 +155,7 @@ def rollout_options(
         ),
         updates=update_options(config),
         lease_ttl=config.weights.lease_ttl,
+        transport=config.weights.transport,
     )
 
 

@@ -75,6 +75,13 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     "reward.max_concurrency": (3, {"reward"}),
     "weights.rollout_dtype": ("float16", {"actor"}),
     "weights.bucket_mib": (1, {"actor"}),
+    "weights.num_slots": (5, {"actor"}),
+    "weights.lease_ttl": (3.0, {"actor", "rollout"}),
+    "weights.transport": ("store", {"actor", "rollout"}),
+    "weights.pause_mode": ("keep", {"rollout"}),
+    "weights.drain_timeout": (0.5, {"rollout"}),
+    "trainer.decoupled_async.min_version_lag": (2, {"rollout"}),
+    "trainer.decoupled_async.poll_interval": (0.5, {"rollout"}),
     "trainer.seed": (9, TORCH),
     "trainer.timeouts.update": (33.0, TORCH),
     **{
@@ -97,8 +104,9 @@ CONTROLLER = re.compile(
     r"runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
     r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed|chat_template)"
     r"|actor_rollout_ref\.model\.(path|tiny\..+)|critic\.(enable|model\.path)"
-    rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env)"
-    r"|trainer\.(?!seed$|timeouts\.update$).+"
+    rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env|n_gpus_per_node)"
+    r"|weights\.registry_name"
+    r"|trainer\.(?!seed$|timeouts\.update$|decoupled_async\.(min_version_lag|poll_interval)$).+"
 )
 """What the controller reads itself: the models' folders, the data, the arithmetic of a step, the loop."""
 

@@ -185,11 +185,6 @@ class PolicyWorker(TorchWorker):
         return self._publishing().publish(version, named_weights(self._policy.model), timeout=timeout)
 
     @register(dispatch_mode=REPLICATED)
-    def retire_weights(self, version: WeightVersion) -> None:
-        """Delete a published version; no replica may be reading it any more."""
-        self._publishing().retire(version)
-
-    @register(dispatch_mode=REPLICATED)
     def save_hf(self, path: str) -> None:
         """Write weights, config and tokenizer to `path`, a folder that transformers and vLLM load."""
         self._policy.save(path)

@@ -33,6 +33,7 @@ from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
 from neoproto.weights import Manifest, Puller, Registry, ServingEngine, UpdateAgent, WeightVersion
 from neoproto.weights.reading import WeightReader
+from neoproto.weights.transport import make_transport
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so
@@ -124,7 +125,8 @@ class Rollout:
         """Take weights from this registry from now on; see `RolloutWorker.attach_registry`."""
         if self._agent is not None:
             raise RolloutError(f"replica {replica} has a weight registry already")
-        puller = Puller(store, registry, replica, self._options.lease_ttl)
+        transport = make_transport(store, self._options.transport)
+        puller = Puller(store, registry, replica, self._options.lease_ttl, transport=transport)
         self._agent = UpdateAgent(registry, puller, self._engine, self._options.updates, replica=replica)
 
     @property

@@ -16,7 +16,7 @@ from actors.training import OptimOptions, TrainOptions
 from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.config import OptimConfig, RunConfig
 from neoproto.data.generation import SamplingParams
-from neoproto.weights import WeightOptions
+from neoproto.weights import UpdateOptions, WeightOptions
 
 DeviceType = Literal["cpu", "gpu"]
 
@@ -64,6 +64,17 @@ def weight_options(config: RunConfig) -> WeightOptions:
         rollout_dtype=config.rollout_dtype,
         lease_ttl=weights.lease_ttl,
         bucket_bytes=weights.bucket_mib << 20,
+    )
+
+
+def update_options(config: RunConfig) -> UpdateOptions:
+    """When and how replicas take new weights; in the other modes they are told when."""
+    decoupled, weights = config.trainer.decoupled_async, config.weights
+    return UpdateOptions(
+        min_version_lag=decoupled.min_version_lag,
+        poll_interval=decoupled.poll_interval,
+        pause_mode=weights.pause_mode,
+        drain_timeout=weights.drain_timeout,
     )
 
 
@@ -139,6 +150,8 @@ def rollout_options(
             max_tokens=most,
             greedy=not validation.do_sample,
         ),
+        updates=update_options(config),
+        lease_ttl=config.weights.lease_ttl,
     )
 
 

@@ -89,7 +89,7 @@ class Scene:
 
     async def publish(self, version: WeightVersion) -> None:
         self.world.published.append(version)
-        await self.board.publish(Manifest(version=version, entries=(), buckets=()))
+        await self.board.publish(Manifest(version=version, entries=(), buckets=(), bucket_bytes=()))
 
     async def log_prob(self, batch: DataProto) -> DataProto:
         await asyncio.sleep(self.training_seconds)

@@ -33,10 +33,10 @@ def run(scripts: ModuleType, mode: str, **options: Any) -> Any:
 def test_decoupled_keeps_training_busy_and_the_others_wait_for_weights_or_samples(
     scripts: ModuleType,
 ) -> None:
-    outcomes = {mode: run(scripts, mode) for mode in scripts.MODES}
+    outcomes = {mode: run(scripts, mode, warmup_batches=3) for mode in scripts.MODES}
     sync, separate, decoupled = (outcomes[mode] for mode in scripts.MODES)
     assert decoupled.step_s <= 1.1 * 5.0
-    assert separate.step_s >= 5.0 + 1.35
+    assert separate.step_s >= 5.0 + 1.35 - 1e-6
     assert sync.step_s >= separate.step_s
     assert decoupled.training_idle == pytest.approx(1 - 5.0 / decoupled.step_s)
     assert sync.staleness == 0

@@ -8,21 +8,25 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from meshes import sdk
 from meshes.guardian import MARK
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+MESH_PREFIX = "np-"
+"""How the names of all meshes of a run begin, so that its faults are known by them."""
 
 
 class PrivateHosts:
     """A private `ProcessJob`: each node of each cluster is a process of its own session on this machine."""
 
-    def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str]) -> None:
+    def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str], closing: Future[None]) -> None:
         """Args:
         tmp_dir: the run's folder for sockets and temporary files, removed with the run.
         env: environment of the hosts, which worker processes inherit.
+        closing: once it is done, no hosts are waited for.
         """
         self._tmp_dir = tmp_dir
         self._env = {
@@ -33,6 +37,7 @@ class PrivateHosts:
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
             "TMPDIR": tmp_dir,
         }
+        self._closing = closing
         self._jobs: list[Any] = []
         self._meshes: dict[str, Any] = {}
 
@@ -67,7 +72,7 @@ class PrivateHosts:
     def _start(self, clusters: dict[str, int]) -> dict[str, Any]:
         from monarch.job import ProcessJob
 
-        keys = {name: f"hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
+        keys = {name: f"{MESH_PREFIX}hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
         job = ProcessJob({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
         self._jobs.append(job)
 
@@ -76,7 +81,7 @@ class PrivateHosts:
                 state = job.state(cached_path=None)
             return {name: getattr(state, keys[name]) for name in clusters}
 
-        return sdk.run_blocking(start)
+        return sdk.run_blocking(start, self._closing)
 
 
 def _inductor_cache() -> str:

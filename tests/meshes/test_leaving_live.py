@@ -80,6 +80,19 @@ def test_a_signal_closes_everything(name: str, mode: str, tmp_path: Path) -> Non
     assert traces(told["run_id"], told["pid"]) == []
 
 
+@pytest.mark.parametrize("delay", [0.3, 1.5, 3.0])
+def test_a_signal_while_hosts_and_store_start_ends_that(delay: float, tmp_path: Path) -> None:
+    """Monarch waits without looking for signals, and later reports on the terminal what died under it."""
+    with controller("start", tmp_path / "run") as (process, told):
+        time.sleep(delay)
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - started < BOUND_S
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "")
+    assert traces(told["run_id"], told["pid"]) == []
+
+
 def test_more_signals_do_not_cut_closing_short(tmp_path: Path) -> None:
     with controller("stuck", tmp_path / "run") as (process, told):
         for signum in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):

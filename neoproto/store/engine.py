@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from typing import Any, Literal
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 
 import torch
-from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
+from monarch.actor import Actor, context, current_rank, endpoint, get_or_spawn_controller
 from monarch.rdma import is_ibverbs_available
 from torchstore.client import LocalClient
 from torchstore.controller import Controller, ObjectType, StorageInfo
@@ -49,6 +50,7 @@ __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 Strategy = Literal["host", "local_rank"]
 
 _START_TIMEOUT_S = 120.0
+_LOOP_END_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,6 +329,19 @@ class Index(Controller):
         self.keys_to_storage_volumes.clear()
 
 
+_directory_loops: dict[str, asyncio.AbstractEventLoop] = {}
+"""Of this process's directories, by the store's name. Monarch 0.7 ends an actor's loop without closing it."""
+
+
+async def _close_directory_loop(name: str) -> None:
+    loop = _directory_loops.pop(name, None)
+    until = time.monotonic() + _LOOP_END_S
+    while loop is not None and loop.is_running() and time.monotonic() < until:  # noqa: ASYNC110 - not ours
+        await asyncio.sleep(0.005)
+    if loop is not None and not loop.is_running():
+        loop.close()
+
+
 class Directory(Actor):
     """Answers, under the store's name, where stock TorchStore clients look for a controller."""
 
@@ -343,8 +358,10 @@ class Directory(Actor):
 
     @endpoint
     async def close(self) -> None:
-        """Refuse from now on. The actor itself lives as long as the program: Monarch keeps its name."""
+        """End: the actor would keep a thread and descriptors of the program. Monarch keeps the name."""
         self._placement = None
+        _directory_loops[self._name] = asyncio.get_running_loop()
+        context().actor_instance.stop("the store is closed")
 
 
 class StoreServer:
@@ -449,6 +466,7 @@ class StoreServer:
                 told = await asyncio.gather(
                     *(farewell.call().as_asyncio() for farewell in farewells), return_exceptions=True
                 )
+                await _close_directory_loop(self._spec.name)
                 if self._index_procs is not None:
                     await self._index_procs.stop()
         except TimeoutError as error:

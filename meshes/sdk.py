@@ -147,6 +147,8 @@ def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T
     Raises:
         RuntimeClosed: `unless` was done first.
     """
+    if unless is not None and unless.done():
+        raise RuntimeClosed("the runtime has been closed")
     ensure_context()
     main = threading.current_thread() is threading.main_thread()
     if not main and unless is None and asyncio._get_running_loop() is None:

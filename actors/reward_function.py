@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.rewards import Score
+from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -30,7 +31,7 @@ def load_reward_function(path: str | Path, name: str = "compute_score") -> Calla
         ConfigError: the file is missing or cannot be imported (with the line and the original error), has no
             such name, or that is not callable with these arguments.
     """
-    file = Path(path).expanduser().resolve()
+    file = user_path(path, field=f"{_FIELD}.path").resolve()
     if not file.is_file():
         raise ConfigError(f"{_FIELD}.path: no such file: {file}")
     module = _imported(file)

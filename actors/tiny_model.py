@@ -28,6 +28,7 @@ import torch
 
 from actors.tiny_tokenizer import build_tokenizer, shared_phrases
 from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
+from neoproto.data.paths import user_path
 from neoproto.data.tasks import load_task
 from neoproto.errors import ConfigError
 
@@ -137,7 +138,7 @@ def ensure_tiny_model(
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """`$NEOPROTO_CACHE`, or `$XDG_CACHE_HOME/neoproto`, or `~/.cache/neoproto`."""
     if chosen := environment.get("NEOPROTO_CACHE"):
-        return Path(chosen).expanduser()
+        return user_path(chosen, field="NEOPROTO_CACHE")
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "neoproto"
 

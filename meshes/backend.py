@@ -7,19 +7,21 @@ import logging
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
-from meshes.jobs import PrivateHosts
+from meshes.jobs import MESH_PREFIX, PrivateHosts
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
 from neoproto.runtime.executor import CallStatus
-from neoproto.runtime.wire import CallHeader
+from neoproto.runtime.wire import LAST, CallHeader
 
 if TYPE_CHECKING:
     from neoproto.runtime.gateway import Origin, Request
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MESH_PREFIX = "np-"
 STORE_ACTORS = "neoproto.store.engine."
 STORE_KEY = "/store"
 """What the store's processes are watched as; no group's key has a slash."""
@@ -49,6 +50,7 @@ class MonarchBackend:
         self._groups: dict[str, MonarchGroup] = {}
         self._store: GlobalStore | None = None
         self._tmp_dir = ""
+        self._closing: Future[None] = Future()
 
     def start(
         self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
@@ -68,7 +70,7 @@ class MonarchBackend:
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
-        self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env)
+        self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing)
         self._hosts.add_clusters(options.clusters)
 
     def _serve(self, on_request: OnRequest) -> None:
@@ -97,6 +99,7 @@ class MonarchBackend:
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
             guard_shm=self._guardian.guard_shm,
+            closing=self._closing,
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
@@ -141,19 +144,29 @@ class MonarchBackend:
         )
         group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths)
         self._groups[request.key] = group
-        group.start(timeout_s)
+        try:
+            sdk.run_blocking(lambda: group.start(timeout_s), self._closing)
+        except BaseException:
+            group.given_up = True
+            raise
         return group
+
+    def stop_spawning(self) -> None:
+        """Whoever waits for processes to start waits no longer."""
+        if not self._closing.done():
+            self._closing.set_result(None)
 
     def close(self, timeout_s: float) -> None:
         """Kill the hosts, end what is left of the run, remove its folders, put everything back."""
         with contextlib.ExitStack() as stack:
             if self._guardian is not None:
-                stack.callback(self._guardian.dismiss)
+                stack.callback(self._dismiss, self._guardian)
             if self._logs is not None:
                 stack.callback(self._logs.close)
             if self._deaths is not None:
                 stack.callback(self._deaths.close)
-            if self._hook is not None and all(group.unwatched for group in self._groups.values()):
+            all_stopped = all(group.unwatched for group in self._groups.values())
+            if self._hook is not None and all_stopped and (self._store is None or self._store.unwatched):
                 # Otherwise Monarch may yet report what was killed, and its own hook would end the program.
                 stack.callback(self._hook.restore)
             stack.callback(self._sweep, timeout_s)
@@ -162,6 +175,15 @@ class MonarchBackend:
                 stack.callback(ports.requests().set_sink, None)
             if self._hosts is not None:
                 stack.callback(self._hosts.close)
+
+    def _dismiss(self, guardian: Guardian) -> None:
+        if not sdk.helpers_left():
+            guardian.dismiss()
+            return
+        # A start that was given up may yet make a process: the guardian stays as long as this one. Python
+        # would also complain, at its end, of what Monarch never came to do.
+        never = r"coroutine '(Host|Proc|Actor)Mesh\..*' was never awaited"
+        warnings.filterwarnings("ignore", never, RuntimeWarning)
 
     def _sweep(self, timeout_s: float) -> None:
         if self._guardian is None:
@@ -175,6 +197,7 @@ class MonarchBackend:
 
     def _on_fault(self, mesh_name: str, report: str) -> bool:
         """Supervision's word on a fault; True if it is about one of this run's meshes."""
+        logger.info("fault of %s: %s", mesh_name, report)
         rank, cause = parse_fault(report)
         for key, group in self._groups.items():
             if mesh_name.startswith(group.mesh_name):
@@ -194,18 +217,25 @@ class MonarchGroup:
     ) -> None:
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
-        self.released = False
-        self.unwatched = True
+        self.released = self.unwatched = self.given_up = False
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
-        self._call_ports: list[Any] = []
-        self._endpoints: dict[tuple[int, ...], Any] = {}
+        self._addresses: list[ports.Address] = []
 
     def start(self, timeout_s: float) -> None:
-        """Spawn processes and containers, and wait until all have said hello."""
-        sdk.run_blocking(lambda: self._start(timeout_s))
+        """Spawn processes and containers, and wait until all have said hello. Call it in `run_blocking`.
+
+        What was started for nothing is stopped again: some of it failed, or nobody waits for it any more.
+        """
+        complete = False
+        try:
+            self._start(timeout_s)
+            complete = not self.given_up
+        finally:
+            if not complete and self._procs is not None:
+                self.unwatched = sdk.stop_procs(self._procs, KILLED_STOP_S)
 
     def _start(self, timeout_s: float) -> None:
         from meshes.container import Container, ContainerSpec  # Monarch's environment is set by now
@@ -222,16 +252,12 @@ class MonarchGroup:
             processes_per_node=block.devices_per_node,
             log_dir=str(request.log_dir),
             attach=request.attach,
-            requests=ports.requests().port_ref,
+            requests=ports.requests().address,
         )
         self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
         hellos = [hello for _, hello in self._mesh.hello.call().get(timeout=timeout_s).items()]
         self._infos = [info for info, _ in hellos]
-        self._call_ports = [port for _, port in hellos]
-        everyone = tuple(range(block.size))
-        self._endpoints[everyone] = self._mesh.invoke
-        for rank in everyone:
-            self._endpoints[rank,] = self._slice(rank).invoke
+        self._addresses = [address for _, address in hellos]
 
     def _command(self, point: Any) -> Any:
         """How to start the process at a point of (hosts × procs)."""
@@ -261,18 +287,9 @@ class MonarchGroup:
                 self._deaths.watch(self.request.key, info.rank, info.pid)
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
-        """Sync calls go to ports of the ranks; async ones to their event loops, as one cast if they can."""
-        port = ports.replies().port_ref
-        if header.sequence is not None:
-            ports.send((port, header, payload), *(self._call_ports[rank] for rank in ranks))
-            return
-        sdk.ensure_context()
-        endpoint = self._endpoints.get(tuple(ranks))
-        if endpoint is not None:
-            endpoint._send((header, payload), {}, port, "all")
-            return
-        for rank in ranks:
-            self._endpoints[rank,]._send((header, payload), {}, port, "all")
+        """One message for all of them, pickled once."""
+        addresses = self._addresses
+        ports.send((ports.replies().address, header, payload), *(addresses[rank] for rank in ranks))
 
     def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
         """Ask each rank by itself: one that does not answer must not hide the others."""
@@ -295,12 +312,6 @@ class MonarchGroup:
         )
         return [answers.get(rank, {}) for rank in range(len(self._infos))]
 
-    def cancel(self, ranks: Sequence[int], call_id: int) -> None:
-        """Cancel an async method. Does not wait."""
-        sdk.ensure_context()
-        for rank in ranks:
-            self._slice(rank).cancel_call.broadcast(call_id)
-
     def break_group(self, ranks: Sequence[int], reason: str) -> None:
         """Make containers refuse everything. Does not wait."""
         sdk.ensure_context()
@@ -315,6 +326,8 @@ class MonarchGroup:
 
     def drain(self, ranks: Sequence[int], timeout_s: float) -> bool:
         """Wait for what was admitted; False if it did not end in time."""
+        # By the way the calls went, and so behind them all.
+        self.send(ranks, CallHeader(call_id=0, role="", method=LAST), b"")
         answers = self._ask_each(ranks, lambda mesh: mesh.drain.call_one(timeout_s), timeout_s + 1.0)
         return len(answers) == len(ranks) and all(answers.values())
 

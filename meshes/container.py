@@ -1,7 +1,8 @@
-"""The actor in every worker process: takes calls off Monarch's hands and gives them to the executor."""
+"""The actor in every worker process: hands what arrives on the process's port for calls to the executor."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from neoproto.runtime.attached import AttachedRuntime, attach_process
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus, WorkerExecutor
 from neoproto.runtime.gateway import AttachSpec, Origin, Request
-from neoproto.runtime.wire import CallHeader, Failure
+from neoproto.runtime.wire import CallHeader
 from neoproto.runtime.worker import Rendezvous, WorkerIdentity
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,10 +25,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _endpoint(method: F) -> F:
     return cast(F, concurrent_endpoint(method))
-
-
-def _port_endpoint(method: F) -> F:
-    return cast(F, concurrent_endpoint(method, explicit_response_port=True, instrument=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +35,7 @@ class ContainerSpec:
         group_name, nnodes, processes_per_node: the group.
         log_dir: the folder of its logs, on every machine.
         attach: what its processes know of the run.
-        requests: the port of the root's `ports.requests()`.
+        requests: where the root's `ports.requests()` is.
     """
 
     group_name: str
@@ -46,16 +43,16 @@ class ContainerSpec:
     processes_per_node: int
     log_dir: str
     attach: AttachSpec
-    requests: Any
+    requests: ports.Address
 
 
-def attach(spec: AttachSpec, rank: int, requests: Any) -> AttachedRuntime:
+def attach(spec: AttachSpec, rank: int, requests: ports.Address) -> AttachedRuntime:
     """Make this process a part of the run: what `current_runtime()` asks for goes to the root's port."""
 
     origin = Origin(key=spec.key, rank=rank)
 
     def send(request: Request) -> None:
-        ports.send((spec.run_id, ports.replies().port_ref, origin, request), requests)
+        ports.send((spec.run_id, ports.replies().address, origin, request), requests)
 
     runtime = AttachedRuntime(spec, send)
     ports.replies().set_sink(runtime.on_answer)
@@ -82,35 +79,23 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._host = socket.gethostname()
         self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
         self._store = ProcessStore(store, identity.node_rank, identity.local_rank)
-        self._executor = WorkerExecutor(identity, self._host, self._rendezvous)
-        ports.calls().set_sink(self._take_sync)
+        self._executor = WorkerExecutor(identity, self._host, self._rendezvous, asyncio.get_running_loop())
+        ports.calls().set_sink(self._take)
         self._runtime = attach(spec.attach, rank, spec.requests)
 
-    @_port_endpoint
-    async def invoke(self, port: Any, header: CallHeader, payload: bytes) -> None:
-        """Take an async call; its outcome goes to `port` as (call id, rank, outcome)."""
-        port.return_undeliverable = False  # a caller that is gone needs no answer
-
-        def reply(outcome: Failure | bytes) -> None:
-            port.send((header.call_id, self._rank, outcome))
-
-        running = self._executor.accept(header, payload, reply)
-        if running is not None:
-            await running
-
-    def _take_sync(self, back: Any, header: CallHeader, payload: bytes) -> None:
-        """Take a sync call off its port: it needs no event loop, and reaches the worker thread sooner."""
+    def _take(self, back: ports.Address, header: CallHeader, payload: bytes) -> None:
+        """Take a call off the port."""
         self._executor.accept(
             header, payload, lambda outcome: ports.send((header.call_id, self._rank, outcome), back)
         )
 
     @_endpoint
-    async def hello(self) -> tuple[ProcessInfo, Any]:
-        """Who and where this process is, and its port for sync calls."""
+    async def hello(self) -> tuple[ProcessInfo, ports.Address]:
+        """Who and where this process is, and where it takes calls."""
         info = ProcessInfo(
             rank=self._rank, pid=os.getpid(), host=self._host, rendezvous=self._rendezvous.address
         )
-        return info, ports.calls().port_ref
+        return info, ports.calls().address
 
     @_endpoint
     async def call_status(self, call_id: int) -> CallStatus:
@@ -121,11 +106,6 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
     async def mesh_places(self, role: str) -> dict[str, tuple[int, bool]]:
         """What the worker told `Worker.register_mesh`."""
         return self._executor.meshes(role)
-
-    @_endpoint
-    async def cancel_call(self, call_id: int) -> None:
-        """Cancel an async method."""
-        self._executor.cancel(call_id)
 
     @_endpoint
     async def break_off(self, reason: str) -> None:
@@ -139,7 +119,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
 
     @_endpoint
     async def drain(self, timeout_s: float) -> bool:
-        """Stop admission and wait for what was admitted."""
+        """Wait for the calls before the last one."""
         return await self._executor.drain(timeout_s)
 
     async def __cleanup__(self, exc: Exception | None) -> None:

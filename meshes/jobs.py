@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from meshes import sdk
 from meshes.guardian import MARK
 
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+MESH_PREFIX = "np-"
+"""How the names of all meshes of a run begin, so that its faults are known by them."""
+
 
 class PrivateHosts:
     """A private `ProcessJob`: each node of each cluster is a process of its own session on this machine."""
 
-    def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str]) -> None:
+    def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str], closing: Future[None]) -> None:
         """Args:
-        tmp_dir: the run's folder for sockets, removed with the run.
+        tmp_dir: the run's folder for sockets and temporary files, removed with the run.
         env: environment of the hosts, which worker processes inherit.
+        closing: once it is done, no hosts are waited for.
         """
         self._tmp_dir = tmp_dir
         self._env = {
+            CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE) or _inductor_cache(),
             **env,
             MARK: run_id,
             # Workers import what the controller can import: a user's module lies on its path, not on ours.
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
             "TMPDIR": tmp_dir,
         }
+        self._closing = closing
         self._jobs: list[Any] = []
         self._meshes: dict[str, Any] = {}
 
@@ -63,7 +72,7 @@ class PrivateHosts:
     def _start(self, clusters: dict[str, int]) -> dict[str, Any]:
         from monarch.job import ProcessJob
 
-        keys = {name: f"hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
+        keys = {name: f"{MESH_PREFIX}hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
         job = ProcessJob({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
         self._jobs.append(job)
 
@@ -72,7 +81,12 @@ class PrivateHosts:
                 state = job.state(cached_path=None)
             return {name: getattr(state, keys[name]) for name in clusters}
 
-        return sdk.run_blocking(start)
+        return sdk.run_blocking(start, self._closing)
+
+
+def _inductor_cache() -> str:
+    """Where torch keeps what it compiled: among the temporary files, by default, which go with the run."""
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 @contextlib.contextmanager

@@ -15,9 +15,14 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
+
+from neoproto.errors import RuntimeClosed
+from neoproto.runtime.signals import held_signals
 
 T = TypeVar("T")
 
@@ -32,20 +37,23 @@ for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPA
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
 
 MONARCH_THREADS = "monarch-pytokio"
-EXIT_WAIT_S = 5.0
+EXIT_WAIT_S = 20.0
+"""How long the end of the program may be held up by Monarch; a second or less unless the machine is busy."""
+HELPER_WAIT_S = 5.0
 
 
 def _wait_for_monarch_threads() -> None:
     """Let Monarch's threads end before the interpreter does.
 
     Monarch gives them a second. On a busy machine one may be left that then asks for the interpreter's lock,
-    and Python ends such a thread in a way that aborts the program ("exception not rethrown").
+    and Python ends such a thread in a way that aborts the program ("exception not rethrown") or hangs it.
     """
-    until = time.monotonic() + EXIT_WAIT_S
-    while time.monotonic() < until:
+    begin = time.monotonic()
+    while time.monotonic() < begin + EXIT_WAIT_S:
         with contextlib.suppress(OSError):
             tasks = list(Path("/proc/self/task").iterdir())
-            if not any(_comm(task).startswith(MONARCH_THREADS) for task in tasks):
+            helpers = helpers_left() and time.monotonic() < begin + HELPER_WAIT_S
+            if not helpers and not any(_comm(task).startswith(MONARCH_THREADS) for task in tasks):
                 return
         time.sleep(0.01)
 
@@ -86,8 +94,22 @@ def start_client(log_path: Path) -> None:
             return
         _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
         _remove_at_exit(_client_dir)
-        with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
-            _pinned = context()
+        with held_signals():
+            with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+                _pinned = context()
+            atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
+
+
+def _shut_down_client() -> None:
+    """What Monarch does at exit, with more patience: a busy machine can take longer than its second.
+
+    Its own call then has nothing left to do; where that gives up, it prints a traceback, and the interpreter
+    may hang on the threads it leaves.
+    """
+    from monarch.actor import shutdown_context
+
+    with contextlib.suppress(TimeoutError):
+        shutdown_context(host_timeout=0.3).get(timeout=EXIT_WAIT_S)
 
 
 def pin_context() -> None:
@@ -106,30 +128,56 @@ def ensure_context() -> None:
         _set_context(_pinned)
 
 
-def run_blocking(body: Callable[[], T]) -> T:
-    """Run something that waits for Monarch futures; on a helper thread if an event loop runs here.
+def pinned_instance() -> Any:
+    """The actor instance of the pinned context: what this process's own messages are sent from."""
+    assert _pinned is not None, "start_client or pin_context comes first"
+    return _pinned.actor_instance
 
-    Monarch warns when a future is waited for on a running loop, and the lazy ones could not run at all.
+
+def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T:
+    """Run something that waits for Monarch futures, where it neither holds up nor warns anybody.
+
+    Monarch warns when a future is waited for on a running loop, and the lazy ones could not run at all. On
+    the main thread its waits keep Python from handling a signal until they end. In both cases, and where the
+    wait may be given up, a helper thread waits in the caller's stead.
+
+    Args:
+        unless: done once the runtime closes; then nobody waits any more, and the helper is left to itself.
+
+    Raises:
+        RuntimeClosed: `unless` was done first.
     """
     ensure_context()
-    if asyncio._get_running_loop() is None:
+    main = threading.current_thread() is threading.main_thread()
+    if not main and unless is None and asyncio._get_running_loop() is None:
         return body()
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    outcome: Future[T] = Future()
 
     def run() -> None:
         ensure_context()
         try:
-            outcome.append(body())
+            outcome.set_result(body())
         except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
-            failure.append(error)
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="neoproto-blocking", daemon=True)
+    _helpers.add(thread)
     thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    awaited: list[Future[Any]] = [outcome] if unless is None else [outcome, unless]
+    wait(awaited, return_when=FIRST_COMPLETED)
+    if outcome.done():
+        thread.join()
+    else:
+        raise RuntimeClosed("the runtime has been closed")
+    return outcome.result()
+
+
+_helpers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def helpers_left() -> bool:
+    """Whether a helper thread still waits for Monarch, although nobody waits for it."""
+    return any(thread.is_alive() for thread in _helpers)
 
 
 @contextlib.contextmanager

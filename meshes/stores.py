@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import os
 import pickle
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from meshes import sdk
 from meshes.bootstrap import LOG_VARIABLE
 from meshes.guardian import marked_processes
+from neoproto.errors import RuntimeClosed
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreClient, StoreSpec
@@ -36,7 +37,8 @@ class GlobalStore:
         name: str,
         strategy: str,
         timeout_s: float,
-        guard_shm: Callable[[str], None] = lambda prefix: None,
+        guard_shm: Callable[[str], None],
+        closing: Future[None],
     ) -> None:
         """Args:
         log_dir: folder of the store processes' logs.
@@ -44,9 +46,11 @@ class GlobalStore:
         strategy: "host" or "local_rank".
         timeout_s: of starting, and of one operation.
         guard_shm: told how the names of the store's files in shared memory begin, before there are any.
+        closing: once it is done, the start is not waited for.
         """
         self._log_dir, self._name, self._strategy, self._timeout_s = log_dir, name, strategy, timeout_s
-        self._guard_shm = guard_shm
+        self._guard_shm, self._closing = guard_shm, closing
+        self.unwatched = False
         self._server: Any = None
         self._procs: list[Any] = []
         self._client: StoreClient | None = None
@@ -59,7 +63,13 @@ class GlobalStore:
             hosts: a HostMesh; one volume on each, or one for each local rank of each.
             beside_controller: a HostMesh of one host, for the index.
         """
-        client = sdk.run_blocking(lambda: asyncio.run(self._start(hosts, beside_controller, ranks_per_host)))
+        # Imported here, by whoever can be interrupted: a helper that is still at it when the interpreter ends
+        # takes the program down.
+        import neoproto.store.engine  # noqa: F401
+
+        client = sdk.run_blocking(
+            lambda: asyncio.run(self._start(hosts, beside_controller, ranks_per_host)), self._closing
+        )
         self._client = client
         return client
 
@@ -81,6 +91,8 @@ class GlobalStore:
             bootstrap_command=lambda point: worker_command(self._log_dir / INDEX_LOG, {}),
         )
         self._procs = [volumes, index]
+        if self._closing.done():
+            raise RuntimeClosed("the runtime has been closed")
         self._server = await StoreServer.start(
             procs=volumes,
             name=self._name,
@@ -110,17 +122,20 @@ class GlobalStore:
             self._client.fail(reason)
 
     def close(self, timeout_s: float) -> None:
-        """Close this process's client, then the server; its processes end with the hosts."""
+        """Close this process's client, then the server; its processes end with the hosts.
+
+        One that has not started yet is left to go with the hosts.
+        """
         from neoproto.store import set_process_store
 
         set_process_store(None)
-        if self._client is not None:
-            self._client.close()
-        if self._server is not None:
-            server, self._server = self._server, None
-            sdk.run_blocking(lambda: asyncio.run(server.close(timeout_s)))
-        procs, self._procs = self._procs, []
-        sdk.run_blocking(lambda: [sdk.stop_procs(one, timeout_s) for one in procs])
+        if self._client is None:
+            return
+        self._client.close()
+        server, procs = self._server, self._procs
+        sdk.run_blocking(lambda: asyncio.run(server.close(timeout_s)))
+        stopped = sdk.run_blocking(lambda: [sdk.stop_procs(one, timeout_s) for one in procs])
+        self.unwatched = all(stopped)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,13 +199,8 @@ def host_id(cluster: str, node: int, first_cluster: str = "") -> str:
 
 
 def worker_command(log_path: Path, env: dict[str, str | None]) -> Any:
-    """How to start a process whose output goes to `log_path`."""
+    """How to start a process whose output goes to `log_path`. It has its host's environment, and `env`."""
     from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 
-    base: dict[str, str | None] = {
-        # The hosts have the run's own, for their sockets; workers' caches belong where they always are.
-        "TMPDIR": os.environ.get("TMPDIR"),
-        LOG_VARIABLE: str(log_path),
-        "PYTHONUNBUFFERED": "1",
-    }
+    base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
     return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**base, **env})

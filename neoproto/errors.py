@@ -166,6 +166,10 @@ class WeightMismatch(NeoProtoError):
     """The names, shapes or dtypes of a weight version differ from those of the model that should load it."""
 
 
+class WeightsNotServed(NeoProtoError, TimeoutError):
+    """A published version is not served by all replicas in time."""
+
+
 class NonFiniteLoss(NeoProtoError):
     """A loss or gradient norm is NaN or infinite; raised before the optimizer step, weights unchanged."""
 
@@ -196,3 +200,8 @@ class PromptFailed(NeoProtoError):
 
 class SamplesMissing(NeoProtoError, TimeoutError):
     """Rollout did not produce a training batch in time; the message says what it was doing."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, for a message of one line; its class if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

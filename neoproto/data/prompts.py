@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neoproto.data.paths import user_path
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
 
@@ -51,7 +52,7 @@ def check_model_folder(path: str | Path, *, field: str = "actor_rollout_ref.mode
     Raises:
         ConfigError: no such folder, or it lacks `config.json`, weights or tokenizer files; all are listed.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path, field=field)
     if not folder.is_dir():
         raise ConfigError(f"{field}: no such folder: {folder}")
     missing = []

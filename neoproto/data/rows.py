@@ -5,12 +5,14 @@ file ──> row (dict) ──> PromptRow          every row that cannot be used
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
@@ -83,7 +85,7 @@ def read_rows(files: Sequence[str | Path], *, field: str = "data.train_files") -
     """
     if not files:
         raise ConfigError(f"{field}: no files given")
-    paths = [Path(file).expanduser() for file in files]
+    paths = [user_path(file, field=field) for file in files]
     problems = _Problems()
     for path in paths:
         if problem := _file_problem(path):
@@ -165,6 +167,8 @@ def _parquet_rows(path: Path, name: str) -> Iterator[_RawRow]:
 def _json_rows(path: Path, name: str, problems: _Problems) -> Iterator[_RawRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)  # Windows programs begin files with one
             if not line.strip():
                 continue
             origin = f"{path}:{number}"

@@ -5,7 +5,21 @@ import contextlib
 import os
 import sys
 
-from neoproto.run.cli import main
+
+def open_standard_streams() -> None:
+    """Send streams that were closed (`>&-`) to /dev/null, before some other file gets one of their numbers.
+
+    What native code and workers write to 1 or 2 would go into that file.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(number, True)
+    # For the life of the process, so nobody closes them.
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def leave(code: int) -> None:
@@ -23,4 +37,7 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
+    open_standard_streams()
+    from neoproto.run.cli import main
+
     leave(main(sys.argv[1:]))

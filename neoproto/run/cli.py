@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from neoproto.config import CONFIG_NAMES
-from neoproto.errors import ConfigError, NeoProtoError, StackError
+from neoproto.errors import ConfigError, NeoProtoError, StackError, first_line
 from neoproto.runtime.signals import Terminated
 from neoproto.stack import check_stack
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return execute(options)
     except ConfigError as error:
-        return complain(f"error: {error}", 2)
+        return complain(listed(error), 2)
     except StackError as error:
         return complain(f"error: {error}", 2)
     except KeyboardInterrupt:
@@ -103,9 +103,11 @@ def complain(text: str, code: int) -> int:
     return code
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what the exception says; the rest, tracebacks of workers included, is in the log."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def listed(error: ConfigError) -> str:
+    """One problem in one line; several as a list below their number."""
+    if len(error.problems) == 1:
+        return f"error: {error}"
+    return f"error: {len(error.problems)} problems:\n{error}"
 
 
 def log_hint() -> str:

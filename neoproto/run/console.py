@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,11 +17,22 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from neoproto.trainer.sync import StepReport, TrainingResult
+from neoproto.runtime.signals import Terminated
+from neoproto.trainer.record import StepReport, TrainingResult
 
 PLAIN_WIDTH = 120
 
 log = logging.getLogger("neoproto.run")
+
+
+class PipeConsole(Console):
+    """Ends the run as SIGPIPE would where the reader of its output has gone (`… | head`)."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # what is yet to be flushed goes there
+        raise Terminated(signal.SIGPIPE)
 
 
 class RunConsole:
@@ -27,8 +40,8 @@ class RunConsole:
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         # Into a file or pipe rich would fold tables at 80 columns; there is no window to fit there.
-        width = None if sys.stdout.isatty() else PLAIN_WIDTH
-        self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet, width=width)
+        width = None if sys.stdout is not None and sys.stdout.isatty() else PLAIN_WIDTH
+        self.console = console or PipeConsole(highlight=False, soft_wrap=True, quiet=quiet, width=width)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._stages: dict[str, float] = {}

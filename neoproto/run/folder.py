@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from neoproto.config import RunConfig
+from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 
 
@@ -20,13 +21,15 @@ def make_run_folder(config: RunConfig) -> Path:
     """
     trainer = config.trainer
     if config.runtime.run_dir is not None:
-        folder, field = Path(config.runtime.run_dir).expanduser().absolute(), "runtime.run_dir"
+        field = "runtime.run_dir"
+        folder = user_path(config.runtime.run_dir, field=field).absolute()
         if (folder / "metrics.jsonl").exists():
             raise ConfigError(f"{field}: {folder} already holds a run")
     else:
-        parent = Path(trainer.default_local_dir).expanduser().absolute()
+        field = "trainer.default_local_dir"
+        parent = user_path(trainer.default_local_dir, field=field).absolute()
         parent = parent / trainer.project_name / trainer.experiment_name
-        folder, field = unused(parent, time.strftime("%Y-%m-%d_%H-%M-%S")), "trainer.default_local_dir"
+        folder = unused(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     try:
         folder.mkdir(parents=True, exist_ok=config.runtime.run_dir is not None)
         write_config(folder / "config.yaml", config)

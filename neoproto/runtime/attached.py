@@ -12,19 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.center import Collect
+from neoproto.runtime.center import Submission
 from neoproto.runtime.deadline import DeadlineWatch
 from neoproto.runtime.gateway import AttachSpec, CallRequest, CancelRequest, Request, TaskRequest
 from neoproto.runtime.group import WorkerGroup, method_tables
-from neoproto.runtime.links import Link, Sends, set_finder
-from neoproto.runtime.placement import DeviceType, Placement
-from neoproto.runtime.pool import ResourcePool, model_pool
+from neoproto.runtime.links import Link, set_finder
+from neoproto.runtime.placement import DeviceType
+from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.reaper import Reaper
+from neoproto.runtime.run import Run
 from neoproto.runtime.wire import Failure, decode, decode_failure, encode
 from neoproto.runtime.worker import ClassWithInitArgs
 
@@ -41,39 +41,21 @@ class GroupTicket:
     world_size: int
 
 
-class AttachedRuntime:
+class AttachedRuntime(Run):
     """A worker's part in the run. Its groups end with it; the run and its store are not its to close."""
 
     def __init__(self, spec: AttachSpec, send: Callable[[Request], None]) -> None:
         """Args:
         send: takes a request to the root; does not wait.
         """
-        self._spec, self._send = spec, send
+        super().__init__(spec.run_id, spec.run_dir, spec.placement)
+        self._send = send
         self._pending: dict[int, RelayedCall] = {}
         self._numbers = itertools.count(1)
         self._watch = DeadlineWatch()
         self._watched = 0
         self._reaper = Reaper(lambda key: self._close_group(key, 5.0))
         self._closed: str | None = None
-
-    @property
-    def run_id(self) -> str:
-        """The run's mark."""
-        return self._spec.run_id
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder, on the controller's machine."""
-        return self._spec.run_dir
-
-    @property
-    def placement(self) -> Placement | None:
-        """The run's compiled topology, if it has one."""
-        return self._spec.placement
-
-    def model_resource_pool(self, name: str) -> ResourcePool:
-        """See `Runtime.model_resource_pool`."""
-        return model_pool(self._spec.placement, name)
 
     def create_resource_pool(
         self,
@@ -229,37 +211,27 @@ class RelayedLink:
             f"the backend's handle on {self.name} is with the controller, which owns its processes"
         )
 
-    def start(
-        self,
-        role: str,
-        method: str,
-        sends: Sends,
-        *,
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-        keeps: object,
-    ) -> RemoteCall[Any]:
+    def start(self, submission: Submission) -> RemoteCall[Any]:
         number = self._runtime.next_number()
-        ranks = [rank for some, _ in sends for rank in some]
+        collect, deadline = submission.collect, submission.deadline
         call = RelayedCall(
             self._runtime,
             number,
-            method,
+            submission.method,
             self.name,
-            ranks,
+            submission.ranks,
             deadline,
             lambda raw: collect([decode(result) for result in decode(raw)]),
-            keeps,
+            submission.keeps,
         )
         request = CallRequest(
             number=number,
             key=self.key,
             name=self.name,
-            role=role,
-            method=method,
-            sends=tuple((tuple(some), payload) for some, payload in sends),
-            is_async=is_async,
+            role=submission.role,
+            method=submission.method,
+            sends=tuple((tuple(some), payload) for some, payload in submission.sends),
+            is_async=submission.is_async,
             budget_s=None if deadline == math.inf else deadline - time.monotonic(),
         )
         self._runtime.start(call, request)

@@ -85,7 +85,7 @@ class ProcessGroup(Protocol):
         ...
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
-        """Send one call to some ranks, the same arguments to all. Does not wait."""
+        """Send one call to some ranks, behind all that was sent before. Does not wait."""
         ...
 
     def statuses(self, ranks: Sequence[int], call_id: int, timeout_s: float) -> dict[int, CallStatus]:
@@ -98,10 +98,6 @@ class ProcessGroup(Protocol):
 
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
         """What the workers told `Worker.register_mesh`, by rank."""
-        ...
-
-    def cancel(self, ranks: Sequence[int], call_id: int) -> None:
-        """Cancel an async method on some ranks. Does not wait."""
         ...
 
     def break_group(self, ranks: Sequence[int], reason: str) -> None:
@@ -158,7 +154,15 @@ class RuntimeBackend(Protocol):
         ...
 
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> ProcessGroup:
-        """Start processes, each with a container that waits for its `INIT` call and has a store client."""
+        """Start processes, each with a container that waits for its `INIT` call and has a store client.
+
+        Raises:
+            RuntimeClosed: `stop_spawning` was called first.
+        """
+        ...
+
+    def stop_spawning(self) -> None:
+        """Make whoever waits for something to start, now or later, stop waiting: `RuntimeClosed` for them."""
         ...
 
     def close_store(self, timeout_s: float) -> None:

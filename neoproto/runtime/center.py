@@ -15,41 +15,64 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.deadline import DeadlineWatch
 from neoproto.runtime.members import Members
-from neoproto.runtime.wire import CallHeader, Failure, decode, decode_failure
+from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_failure
 
 Collect = Callable[[list[Any]], Any]
 
+FAILURE_HOLD_S = 0.25
+"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
+is noticed a moment later than the collective that it broke."""
 STATUS_TIMEOUT_S = 1.0
 """How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A call, on its way to some ranks of a group.
+
+    Attributes:
+        role, method: what to run; role "" is a group's only worker.
+        sends: (ranks, pickled arguments): each payload goes to its ranks.
+        deadline: absolute, monotonic.
+        is_async: the method is a coroutine function.
+        collect: makes the value out of the results in the order of `sends`.
+        keeps: lives as long as the call is under way.
+    """
+
+    role: str
+    method: str
+    sends: Sequence[tuple[Sequence[int], bytes]]
+    deadline: float
+    is_async: bool
+    collect: Collect
+    keeps: object = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks it goes to, in the order of `sends`."""
+        return [rank for some, _ in self.sends for rank in some]
 
 
 class PendingCall(RemoteCall[Any]):
     """A call to some ranks of one group."""
 
-    def __init__(
-        self,
-        center: CallCenter,
-        members: Members,
-        call_id: int,
-        method: str,
-        ranks: Sequence[int],
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-    ) -> None:
+    def __init__(self, center: CallCenter, members: Members, call_id: int, submission: Submission) -> None:
         super().__init__(self._collect)
-        self.call_id, self.members, self.method, self.is_async = call_id, members, method, is_async
-        self.deadline, self.submitted = deadline, time.monotonic()
-        self.replies: dict[int, bytes | None] = dict.fromkeys(ranks)
-        self.missing = len(ranks)
-        self.keeps: object = None
-        self._center, self._collect_results = center, collect
+        self.call_id, self.members = call_id, members
+        self.method, self.is_async = submission.method, submission.is_async
+        self.deadline, self.submitted = submission.deadline, time.monotonic()
+        self.replies: dict[int, Failure | bytes | None] = dict.fromkeys(submission.ranks)
+        self.missing = len(self.replies)
+        self.failure: Failure | None = None
+        self.keeps = submission.keeps
+        self._center, self._collect_results = center, submission.collect
 
     def cancel(self) -> bool:
         if not self._center.settle(
@@ -57,7 +80,8 @@ class PendingCall(RemoteCall[Any]):
         ):
             return False
         if self.is_async:
-            self.members.processes.cancel(tuple(self.replies), self.call_id)
+            header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
+            self.members.processes.send(tuple(self.replies), header, b"")
         return True
 
     def silent_ranks(self) -> list[int]:
@@ -82,68 +106,48 @@ class CallCenter:
         self._closed: str | None = None
         self._draining = False
 
-    def start(
-        self,
-        members: Members,
-        role: str,
-        method: str,
-        sends: Sequence[tuple[Sequence[int], bytes]],
-        *,
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-        keeps: object = None,
-        relayed: bool = False,
-    ) -> PendingCall:
+    def start(self, members: Members, submission: Submission, *, relayed: bool = False) -> PendingCall:
         """Number, register and send a call.
 
         Args:
-            sends: (ranks, pickled arguments): each payload goes to its ranks.
-            deadline: absolute, monotonic.
-            collect: makes the value out of the results in the order of `sends`.
-            keeps: lives as long as the call is under way.
             relayed: a worker asks; it may do so for what is being drained, so it is let through then.
 
         Raises:
             RuntimeClosed, GroupBroken, WorkerDied: refused here, nothing was sent.
         """
-        ranks = [rank for some, _ in sends for rank in some]
         with self._lock:
             if self._closed is not None and not (relayed and self._draining):
                 raise RuntimeClosed(self._closed)
             self._next_id += 1
-            call = PendingCall(self, members, self._next_id, method, ranks, deadline, is_async, collect)
-            call.keeps = keeps
+            call = PendingCall(self, members, self._next_id, submission)
             self._pending[call.call_id] = call
         try:
-            sending = members.admit(ranks)
-            if sending:
-                self._send(call, members, role, sends)
+            if members.admit(call.replies):
+                self._send(call, submission)
         except BaseException:
             self._forget(call)
             raise
-        if deadline != math.inf:
+        if call.deadline != math.inf:
             self._watch_deadline(call)
         return call
 
-    def _send(
-        self, call: PendingCall, members: Members, role: str, sends: Sequence[tuple[Sequence[int], bytes]]
-    ) -> None:
+    def _send(self, call: PendingCall, submission: Submission) -> None:
         budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
+        members = call.members
         ranks: tuple[int, ...] | None = None
         sequence: int | tuple[int, ...] | None = None
         if not call.is_async:
             sequence, ranks = members.take_places(call.replies)
         header = CallHeader(
             call_id=call.call_id,
-            role=role,
+            role=submission.role,
             method=call.method,
             sequence=sequence,
             ranks=ranks,
             budget_s=budget,
         )
         try:
-            for some, payload in sends:
+            for some, payload in submission.sends:
                 members.processes.send(some, header, payload)
         except BaseException:
             if sequence is not None:
@@ -158,19 +162,27 @@ class CallCenter:
         call = self._pending.get(call_id)
         if call is None:
             return
-        if isinstance(outcome, Failure):
-            if outcome.broken:
-                call.members.mark_broken(outcome.message)
-            self.settle(call, raw=outcome)
-            return
         with self._lock:
             if rank not in call.replies or call.replies[rank] is not None:
                 return
             call.replies[rank] = outcome
             call.missing -= 1
             complete = call.missing == 0
+            first_failure = call.failure is None and isinstance(outcome, Failure)
+            if isinstance(outcome, Failure):
+                call.failure = call.failure or outcome
+        if isinstance(outcome, Failure) and outcome.broken:
+            call.members.mark_broken(outcome.message)
+            complete = True
         if complete:
-            self.settle(call, raw=call.replies)
+            self.settle(call, raw=call.failure or call.replies)
+        elif first_failure:
+            self._watch.add(time.monotonic() + FAILURE_HOLD_S, _Due(self._end_hold, call_id))
+
+    def _end_hold(self, call_id: int) -> None:
+        call = self._pending.get(call_id)
+        if call is not None and not call.members.is_dying(call.silent_ranks()):  # else `on_death` settles it
+            self.settle(call, raw=call.failure)
 
     def on_death(self, members: Members, rank: int) -> None:
         """Settle what waits for a rank that `members` already counts as dead."""
@@ -216,16 +228,18 @@ class CallCenter:
     # Deadlines
 
     def _watch_deadline(self, call: PendingCall) -> None:
-        self._watch.add(call.deadline, _Expiry(self, call.call_id))
+        self._watch.add(call.deadline, _Due(self.expire, call.call_id))
         self._watched += 1
         if self._watched > 2 * len(self._pending) + 1024:
             self._watched = len(self._pending)
-            self._watch.prune(lambda expiry: isinstance(expiry, _Expiry) and expiry.call_id in self._pending)
+            self._watch.prune(lambda due: isinstance(due, _Due) and due.call_id in self._pending)
 
     def expire(self, call_id: int) -> None:
         """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
         call = self._pending.get(call_id)
-        if call is not None:
+        if call is not None and call.failure is not None:
+            self._end_hold(call_id)
+        elif call is not None:
             threading.Thread(
                 target=self._report_expiry, args=(call,), name="neoproto-expiry", daemon=True
             ).start()
@@ -246,13 +260,13 @@ class CallCenter:
         self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
 
 
-class _Expiry:
+class _Due:
     """What the watch runs; knows its call by number, so that an ended call's results are not kept alive."""
 
-    __slots__ = ("call_id", "center")
+    __slots__ = ("call_id", "run")
 
-    def __init__(self, center: CallCenter, call_id: int) -> None:
-        self.center, self.call_id = center, call_id
+    def __init__(self, run: Callable[[int], None], call_id: int) -> None:
+        self.run, self.call_id = run, call_id
 
     def __call__(self) -> None:
-        self.center.expire(self.call_id)
+        self.run(self.call_id)

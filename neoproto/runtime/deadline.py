@@ -33,11 +33,9 @@ def deadline_after(timeout: float | None) -> float:
     return min(inherited, time.monotonic() + timeout)
 
 
-def enter_deadline(budget_s: float | None) -> float:
-    """Anchor a budget that travelled to this clock, and make it the running deadline of this context."""
-    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
+def set_deadline(deadline: float) -> None:
+    """Make `deadline`, on this process's clock, the one that the rest of this context runs under."""
     _running_deadline.set(deadline)
-    return deadline
 
 
 class DeadlineWatch:

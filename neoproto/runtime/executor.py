@@ -1,26 +1,27 @@
 """Runs the calls that reach a worker process. Knows no backend: a container feeds it and takes its replies.
 
-accept ──sync──> _waiting (by number) ──in order──> queue ──> the worker thread ──> reply
-       └─async─> a coroutine the container awaits on its loop ──────────────────> reply
+accept ──sync──> waiting (by number) ──in order──> queue ──> the worker thread ──> reply
+       └─async─> a task of its own on the loop ──────────────────────────────────> reply
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import math
 import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
-from neoproto.runtime.deadline import enter_deadline
-from neoproto.runtime.wire import INIT, CallHeader, Failure, decode, encode, encode_failure
+from neoproto.runtime.deadline import set_deadline
+from neoproto.runtime.wire import CANCEL, INIT, LAST, CallHeader, Failure, decode, encode, encode_failure
 from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 
 Reply = Callable[[Failure | bytes], None]
@@ -47,7 +48,6 @@ class _SyncCall:
     reply: Reply
     context: contextvars.Context
     deadline: float = math.inf
-    started: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,15 @@ class CallStatus:
 
 @dataclass(kw_only=True, slots=True)
 class _State:
-    """What the loop and the worker thread share; guarded by the executor's lock."""
+    """What the loop and the threads share; guarded by the executor's lock.
+
+    Attributes:
+        next_place, waiting: the number of the sync call that is next, and those that came before their turn.
+        unfinished: calls of both kinds that were taken and have not ended.
+        running: the sync call that runs.
+        broken: why everything is refused.
+        admitting: whether more calls may come.
+    """
 
     next_place: int = 0
     waiting: dict[int, _SyncCall] = field(default_factory=dict)
@@ -73,32 +81,52 @@ class _State:
 class WorkerExecutor:
     """Builds the worker(s) of one process and runs their methods."""
 
-    def __init__(self, identity: WorkerIdentity, host: str, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        host: str,
+        rendezvous: Rendezvous,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Args:
+        loop: runs the async methods.
+        """
         self.identity = identity
         # Monarch's, among others: what the worker's methods run in.
         self._context = contextvars.copy_context()
         self._where = f"{identity.group_name}[{identity.rank}] on {host}"
-        self._rendezvous = rendezvous
+        self._rendezvous, self._loop = rendezvous, loop
         self._workers: dict[str, Worker] = {}
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._state = _State()
         self._ready: queue.SimpleQueue[_SyncCall | None] = queue.SimpleQueue()
-        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._thread = threading.Thread(target=self._run_thread, name="neoproto-worker", daemon=True)
         self._thread.start()
 
-    def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> Awaitable[None] | None:
-        """Take a call. A sync one has its place before this returns; an async one runs when awaited."""
+    def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
+        """Take a call: it has its place in the order, or its turn on the loop, when this returns."""
+        deadline = math.inf if header.budget_s is None else time.monotonic() + header.budget_s
+        context = self._context.copy()
         place = header.place(self.identity.rank)
-        if place is None:
-            refusal = self._refusal()
-            if refusal is not None:
-                reply(self._failure(refusal))
-                return None
-            return self._run_async(header, payload, reply)
-        call = _SyncCall(header=header, payload=payload, reply=reply, context=self._context.copy())
-        if header.budget_s is not None:
-            call.deadline = time.monotonic() + header.budget_s
+        if place is not None:
+            call = _SyncCall(header=header, payload=payload, reply=reply, context=context, deadline=deadline)
+            self._enqueue(place, call)
+        elif header.method == LAST:
+            with self._lock:
+                self._state.admitting = False
+        elif header.method == CANCEL:
+            # By way of the loop, like the call itself, so that it is not ahead of it.
+            self._loop.call_soon_threadsafe(self._cancel, header.call_id)
+        elif (refusal := self._refusal()) is not None:
+            reply(self._failure(refusal))
+        else:
+            with self._lock:
+                self._state.unfinished += 1
+            run = functools.partial(self._start_async, header, payload, reply, deadline)
+            self._loop.call_soon_threadsafe(run, context=context)
+
+    def _enqueue(self, place: int, call: _SyncCall) -> None:
         with self._lock:
             state = self._state
             state.waiting[place] = call
@@ -106,7 +134,6 @@ class WorkerExecutor:
             while state.next_place in state.waiting:
                 self._ready.put(state.waiting.pop(state.next_place))
                 state.next_place += 1
-        return None
 
     def status(self, call_id: int) -> CallStatus:
         """Where a call is, for the deadline's report; marks the group broken if it runs past its deadline."""
@@ -126,33 +153,26 @@ class WorkerExecutor:
         frame = sys._current_frames().get(self._thread.ident or -1)
         return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
 
-    def cancel(self, call_id: int) -> None:
-        """Cancel an async method that runs; calls that are unknown, ended or sync are left alone."""
-        task = self._tasks.get(call_id)
-        if task is not None:
-            task.cancel()
-
     def break_group(self, reason: str) -> None:
         """Refuse everything from now on."""
         with self._lock:
             self._state.broken = self._state.broken or reason
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop admission, wait for what was admitted; False if some of it did not end in time."""
-        with self._lock:
-            self._state.admitting = False
+        """Wait until the `LAST` call has come and all before it have ended; False if that took too long."""
         until = time.monotonic() + timeout_s
         pause = 0.001
-        while self._state.unfinished or self._tasks:
+        while self._state.admitting or self._state.unfinished:
             if self._state.broken or time.monotonic() >= until:
                 return False
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.05)
-        self._ready.put(None)
         return True
 
     def close(self) -> None:
-        """End the worker thread once idle, release the rendezvous socket."""
+        """Cancel what runs on the loop, end the worker thread once idle, release the rendezvous socket."""
+        for task in list(self._tasks.values()):
+            task.cancel()
         self._ready.put(None)
         self._rendezvous.close()
 
@@ -174,8 +194,7 @@ class WorkerExecutor:
                 self._state.running = call
         if refusal is not None:
             return self._failure(refusal)
-        budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
-        enter_deadline(budget)
+        set_deadline(call.deadline)
         try:
             if call.header.method == INIT:
                 self._build(decode(call.payload))
@@ -199,24 +218,41 @@ class WorkerExecutor:
         """What the worker told `Worker.register_mesh`."""
         return dict(self._workers[role].__dict__.get("_meshes", {}))
 
-    # Async methods, on the container's loop
+    # Async methods, on the loop
 
-    async def _run_async(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _start_async(self, header: CallHeader, payload: bytes, reply: Reply, deadline: float) -> None:
+        task = self._loop.create_task(self._run_async(header, payload, reply, deadline))
         self._tasks[header.call_id] = task
-        enter_deadline(header.budget_s)
+
+        def end(_: asyncio.Task[None]) -> None:
+            del self._tasks[header.call_id]
+            with self._lock:
+                self._state.unfinished -= 1
+            if task.cancelled():  # before its first step
+                reply(self._cancelled(header))
+
+        task.add_done_callback(end)
+
+    async def _run_async(self, header: CallHeader, payload: bytes, reply: Reply, deadline: float) -> None:
+        set_deadline(deadline)
         outcome: Failure | bytes
         try:
             args, kwargs = decode(payload)
             outcome = encode(await self._method(header)(*args, **kwargs))
         except asyncio.CancelledError:
-            outcome = self._failure(CallCancelled(f"{header.method} was cancelled"))
+            outcome = self._cancelled(header)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
             outcome = self._failure(error)
-        finally:
-            self._tasks.pop(header.call_id, None)
         reply(outcome)
+
+    def _cancelled(self, header: CallHeader) -> Failure:
+        return self._failure(CallCancelled(f"{header.method} was cancelled"))
+
+    def _cancel(self, call_id: int) -> None:
+        """Cancel an async method; calls that are unknown, ended or sync are left alone."""
+        task = self._tasks.get(call_id)
+        if task is not None:
+            task.cancel()
 
     # Shared
 

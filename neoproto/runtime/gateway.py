@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neoproto.errors import RuntimeClosed
-from neoproto.runtime.center import CallCenter, PendingCall
+from neoproto.runtime.center import CallCenter, PendingCall, Submission
 from neoproto.runtime.members import Members
 from neoproto.runtime.wire import Failure, decode, encode, encode_failure
 
@@ -48,7 +48,7 @@ class CallRequest:
     Attributes:
         number: the asker's own, for the answer.
         key, name: the group.
-        role, method, sends, is_async: as in `CallCenter.start`.
+        role, method, sends, is_async: as in `Submission`.
         budget_s: seconds left at sending; None without a deadline.
     """
 
@@ -127,17 +127,15 @@ class Gateway:
             members = self._members(request.key)
             if members is None:
                 raise RuntimeClosed(f"worker group {request.name} has been closed")
-            deadline = math.inf if request.budget_s is None else time.monotonic() + request.budget_s
-            call = self._center.start(
-                members,
-                request.role,
-                request.method,
-                request.sends,
-                deadline=deadline,
+            submission = Submission(
+                role=request.role,
+                method=request.method,
+                sends=request.sends,
+                deadline=math.inf if request.budget_s is None else time.monotonic() + request.budget_s,
                 is_async=request.is_async,
                 collect=list,
-                relayed=True,
             )
+            call = self._center.start(members, submission, relayed=True)
         except Exception as error:  # noqa: BLE001 - whatever refuses the call is the asker's to know
             answer(state_failure(error))
             return
@@ -168,7 +166,7 @@ def _outcome(call: PendingCall) -> Failure | bytes:
         return state_failure(call._error)
     if isinstance(call._raw, Failure):
         return call._raw
-    return encode(list(call._raw.values()))
+    return encode(tuple(call._raw.values()))
 
 
 def state_failure(error: BaseException) -> Failure:

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
 from neoproto.runtime.backend import GroupRequest, ProcessGroup, RuntimeBackend
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.center import CallCenter
+from neoproto.runtime.center import CallCenter, Submission
 from neoproto.runtime.deadline import deadline_after
 from neoproto.runtime.dispatch import MeshPlaces, plan_call
 from neoproto.runtime.executor import InitArguments
@@ -181,15 +181,16 @@ class RemoteWorkerGroup:
         sends = plan.sends
         if ranks[0] or len(ranks) != self._link.world_size:
             sends = [([ranks[position] for position in some], payload) for some, payload in plan.sends]
-        call = self._link.start(
-            self._role,
-            method,
-            sends,
+        submission = Submission(
+            role=self._role,
+            method=method,
+            sends=sends,
             deadline=deadline,
             is_async=spec.is_async,
             collect=plan.collect,
             keeps=self,
         )
+        call = self._link.start(submission)
         return call.result() if blocking else call
 
     def _places_in_mesh(self, mesh_name: str) -> MeshPlaces:
@@ -238,7 +239,11 @@ class WorkerGroup(RemoteWorkerGroup):
 
     @property
     def actor_mesh(self) -> Any:
-        """The backend's own handle on the processes: with Monarch, the ActorMesh of containers."""
+        """The backend's own handle on the processes: with Monarch, the ActorMesh of containers.
+
+        Raises:
+            RuntimeError: a worker made this group; the handle is with the root, which owns the processes.
+        """
         return self._link.native
 
     def role(self, name: str) -> RemoteWorkerGroup:
@@ -312,10 +317,13 @@ def build_workers(
         )
     )
     deadline = time.monotonic() + timeout_s
-    calls: list[RemoteCall[Any]] = [
-        center.start(members, "", INIT, [((rank,), payload)], deadline=deadline, is_async=False, collect=list)
-        for rank in range(members.world_size)
-    ]
+    calls: list[RemoteCall[Any]] = []
+    for rank in range(members.world_size):
+        sends = [((rank,), payload)]
+        submission = Submission(
+            role="", method=INIT, sends=sends, deadline=deadline, is_async=False, collect=list
+        )
+        calls.append(center.start(members, submission))
     try:
         RemoteCall.gather(calls).result()
     except (WorkerDied, DeadlineExceeded, RuntimeClosed):

@@ -14,13 +14,11 @@ from typing import Any, NoReturn, Protocol
 
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.center import CallCenter, Collect
+from neoproto.runtime.center import CallCenter, Submission
 from neoproto.runtime.members import Members
 
 MESHES_TIMEOUT_S = 30.0
 
-Sends = Sequence[tuple[Sequence[int], bytes]]
-"""(ranks, pickled arguments): each payload goes to its ranks."""
 Find = Callable[[str, str, int], "Link"]
 """(key, name, world size) of a group that arrived here by pickle → how to reach it."""
 
@@ -40,18 +38,8 @@ class Link(Protocol):
     @property
     def native(self) -> Any: ...
 
-    def start(
-        self,
-        role: str,
-        method: str,
-        sends: Sends,
-        *,
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-        keeps: object,
-    ) -> RemoteCall[Any]:
-        """Start a call; `keeps` lives as long as it is under way."""
+    def start(self, submission: Submission) -> RemoteCall[Any]:
+        """Start a call."""
         ...
 
     def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
@@ -81,27 +69,8 @@ class LocalLink:
     def native(self) -> Any:
         return self.members.processes.native
 
-    def start(
-        self,
-        role: str,
-        method: str,
-        sends: Sends,
-        *,
-        deadline: float,
-        is_async: bool,
-        collect: Collect,
-        keeps: object,
-    ) -> RemoteCall[Any]:
-        return self._center.start(
-            self.members,
-            role,
-            method,
-            sends,
-            deadline=deadline,
-            is_async=is_async,
-            collect=collect,
-            keeps=keeps,
-        )
+    def start(self, submission: Submission) -> RemoteCall[Any]:
+        return self._center.start(self.members, submission)
 
     def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
         return self.members.processes.meshes(role, MESHES_TIMEOUT_S)
@@ -115,7 +84,7 @@ class ClosedLink:
     def __init__(self, key: str, name: str, world_size: int) -> None:
         self.key, self.name, self.world_size = key, name, world_size
 
-    def start(self, *_: Any, **__: Any) -> NoReturn:
+    def start(self, _: Submission) -> NoReturn:
         raise RuntimeClosed(f"worker group {self.name} has been closed")
 
     def mesh_places(self, _: str) -> NoReturn:

@@ -51,7 +51,7 @@ class Members:
         for rank in ranks:
             if rank in self._deaths:
                 raise self._deaths[rank]
-        return not any(rank in self._dying for rank in ranks)
+        return not self.is_dying(ranks)
 
     def take_places(
         self, ranks: Mapping[int, object]
@@ -72,6 +72,10 @@ class Members:
                 return False
             self._dying.add(rank)
             return True
+
+    def is_dying(self, ranks: Iterable[int]) -> bool:
+        """Whether the process of one of `ranks` is known to be gone."""
+        return any(rank in self._dying for rank in ranks)
 
     def mark_dead(self, rank: int, cause: str) -> None:
         """Note why. From now on calls to it are refused."""

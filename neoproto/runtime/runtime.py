@@ -26,8 +26,9 @@ from neoproto.runtime.group import (
 from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
 from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block, DeviceType, Placement
-from neoproto.runtime.pool import ResourcePool, model_pool
+from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.reaper import Reaper
+from neoproto.runtime.run import Run
 from neoproto.runtime.settings import RuntimeSettings
 from neoproto.runtime.signals import SignalHandlers, deferred_signals
 from neoproto.runtime.worker import ClassWithInitArgs
@@ -49,7 +50,7 @@ STORE_CLOSE_S = 2.0
 RELEASE_S = 3.0
 
 
-class Runtime:
+class Runtime(Run):
     """The root of a run: hosts, worker groups, one object store. One live root a process.
 
     Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes it
@@ -57,7 +58,8 @@ class Runtime:
     """
 
     def __init__(self, settings: RuntimeSettings, placement: Placement | None) -> None:
-        self._settings, self._placement = settings, placement
+        super().__init__(settings.run_id, settings.run_dir, placement)
+        self._settings = settings
         self._center = CallCenter()
         self._members: dict[str, Members] = {}
         self._owners: dict[str, Origin] = {}
@@ -128,29 +130,6 @@ class Runtime:
         self._reaper.start()
         atexit.register(self.close)
         self._backend.start_store()
-
-    @property
-    def run_dir(self) -> Any:
-        """The run's folder (a `Path`); `logs/<group>/rank<k>.log` below it hold all worker output."""
-        return self._settings.run_dir
-
-    @property
-    def run_id(self) -> str:
-        """The run's mark, in the environment of all its processes as NEOPROTO_RUN_ID."""
-        return self._settings.run_id
-
-    @property
-    def placement(self) -> Placement | None:
-        """The compiled topology, if the configuration has one."""
-        return self._placement
-
-    def model_resource_pool(self, name: str) -> ResourcePool:
-        """The pool, or view of a pool, of a model of the topology.
-
-        Raises:
-            ValueError: the topology has no such model.
-        """
-        return model_pool(self._placement, name)
 
     def create_resource_pool(
         self,
@@ -335,6 +314,7 @@ class Runtime:
             self._closed = True
             try:
                 self._center.stop_admission("the runtime has been closed")
+                self._backend.stop_spawning()
                 self._close_groups(drain_s=0.5 if failed else DRAIN_S)
                 self._center.close("the runtime has been closed")
                 self._reaper.close(1.0)

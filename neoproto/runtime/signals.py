@@ -15,8 +15,10 @@ _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 class Terminated(SystemExit):
     """Raised in the main thread by SIGTERM or SIGHUP while a runtime lives; exit code 128 + the signal.
 
+    Also by the command where a write finds that its reader has gone, for SIGPIPE, which Python ignores.
+
     Attributes:
-        signal_name: "SIGTERM" or "SIGHUP".
+        signal_name: "SIGTERM", for example.
     """
 
     def __init__(self, signum: int) -> None:
@@ -54,13 +56,37 @@ class SignalHandlers:
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Hold back SIGINT, SIGTERM and SIGHUP within the block, so that nothing cuts a bounded cleanup short."""
+    """Drop SIGINT, SIGTERM and SIGHUP within the block, so that nothing cuts a bounded cleanup short."""
+    with _noted_signals():
+        yield
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Hold SIGINT, SIGTERM and SIGHUP back until the block ends.
+
+    An exception that a handler raises while native code calls back into Python is lost in there, and may
+    leave the native side half made.
+    """
+    with _noted_signals() as noted:
+        yield
+    if noted:
+        signal.raise_signal(noted[0])
+
+
+@contextlib.contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield noted
         return
-    previous = {signum: signal.signal(signum, lambda *_: None) for signum in (signal.SIGINT, *_TERMINATING)}
+
+    def note(signum: int, _: FrameType | None) -> None:
+        noted.append(signum)
+
+    previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, *_TERMINATING)}
     try:
-        yield
+        yield noted
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler if handler is not None else signal.SIG_DFL)

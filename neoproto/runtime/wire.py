@@ -17,6 +17,10 @@ from neoproto.errors import RemoteError
 
 INIT = "__init__"
 """The method name under which a worker is built: the first sync call of every rank."""
+CANCEL = "__cancel__"
+"""Not a call: the async one with this id is to be cancelled."""
+LAST = "__last__"
+"""Not a call: no more calls come; those before it are to be drained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +39,9 @@ class CallHeader:
     call_id: int
     role: str
     method: str
-    sequence: int | tuple[int, ...] | None
-    ranks: tuple[int, ...] | None
-    budget_s: float | None
+    sequence: int | tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+    budget_s: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Travels with every call: a plain call pickles several times faster than a slotted dataclass does.

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,12 @@ def controller(mode: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str]
 def test_a_normal_end_is_clean_and_quiet(tmp_path: Path) -> None:
     shm, tmp = set(os.listdir("/dev/shm")), tmp_path / "run"
     with controller("close", tmp) as (process, told):
-        assert len(traces(told["run_id"])) > 0, "the mark is where the traces are looked for"
+        found = traces(told["run_id"])
+        for kind in ("process", "folder", "shm", "socket"):
+            assert any(one.startswith(kind) for one in found), "the mark is where the traces are looked for"
+        folder = f"{tempfile.gettempdir()}/np-{told['run_id']}-"
+        assert all(path.startswith(folder) for path in [*told["files"], *told["temporary"]])
+        assert not any(path.startswith(folder) for path in told["cache"]), "what was compiled is kept"
         assert wait_until_clean(told["run_id"], None, BOUND_S) == []
         rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -74,6 +80,19 @@ def test_a_signal_closes_everything(name: str, mode: str, tmp_path: Path) -> Non
     assert traces(told["run_id"], told["pid"]) == []
 
 
+@pytest.mark.parametrize("delay", [0.3, 1.5, 3.0])
+def test_a_signal_while_hosts_and_store_start_ends_that(delay: float, tmp_path: Path) -> None:
+    """Monarch waits without looking for signals, and later reports on the terminal what died under it."""
+    with controller("start", tmp_path / "run") as (process, told):
+        time.sleep(delay)
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - started < BOUND_S
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "")
+    assert traces(told["run_id"], told["pid"]) == []
+
+
 def test_more_signals_do_not_cut_closing_short(tmp_path: Path) -> None:
     with controller("stuck", tmp_path / "run") as (process, told):
         for signum in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
@@ -91,3 +110,4 @@ def test_a_killed_controller_leaves_nothing(mode: str, tmp_path: Path) -> None:
         process.kill()
         process.wait()
         assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []
+        assert not any(os.path.exists(path) for path in told["files"])

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshes.guardian import marked_processes
+from neoproto.data import DataProto
 from neoproto.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -26,7 +28,7 @@ from neoproto.errors import (
 )
 from neoproto.runtime import ClassWithInitArgs, RemoteCall, Runtime, current_runtime, put
 from tests.meshes.leftovers import wait_until_clean
-from tests.meshes.workers import Probe
+from tests.meshes.workers import Modes, Probe
 
 pytestmark = pytest.mark.live
 
@@ -70,6 +72,58 @@ def test_a_group_calls_its_ranks_in_every_way(runtime: Runtime, tmp_path: Path) 
         group.own([1, 2, 3])
 
 
+def test_every_way_of_dispatch_on_processes(runtime: Runtime) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Modes), on=runtime.create_resource_pool(1, 3), name="modes"
+    )
+    whole = DataProto.from_dict({"x": torch.arange(7)})
+    assert group.one_to_all([1, 2, 3], key="k") == [(rank, [1, 2, 3], "k") for rank in range(3)]
+    assert group.executed_on_rank_zero() == 0
+    assert group.all_to_all([5, 6, 7]) == [(0, 5), (1, 6), (2, 7)]
+    call = group.dp_compute([5, 6, 7], key=["a", "b", "c"])
+    assert call.result() == [(0, 5, "a"), (1, 6, "b"), (2, 7, "c")]
+    tripled = group.submit("proto", (whole, 3), timeout=60)  # not blocking, and trimmed
+    assert tripled.result()["y"].tolist() == [3 * value for value in range(7)]
+    assert group.proto(batch=whole, by=2)["y"].tolist() == [2 * value for value in range(7)]
+    assert len(whole) == 7, "the caller's batch is left alone"
+    with pytest.raises(ValueError, match="7 rows do not divide over 3"):
+        group.proto_unpadded(whole)
+    assert group.with_func(lambda batch: batch.select(["x"]), whole)["x"].tolist() == list(range(7))
+    assert group.metric(whole) == [3, 3, 3]
+    assert group.rank_zero(key="k") == (0, "k")
+    assert group.by_mesh(batch=whole) == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 4), (2, 5), (2, 6)]
+    with pytest.raises(ValueError, match=r"rank\(s\) \[0, 1, 2\] did not register_mesh\('nowhere'"):
+        group.by_no_mesh(whole)
+    assert group.custom("w") == "0:w0+1:w1+2:w2"
+    assert group.slice(start=1, size=2).custom("w") == "1:w0+2:w1"
+    assert group.execute_all_sync("rank_zero", key="k") == [(0, "k"), (1, "k"), (2, "k")]
+    assert group.execute_rank_zero_async("all_to_all", 9).result() == (0, 9)
+
+
+def test_closing_does_not_wait_for_a_group_that_starts(runtime: Runtime, tmp_path: Path) -> None:
+    pool = runtime.create_resource_pool(1, 2)
+    os.mkfifo(tmp_path / "nobody-reads")
+    stuck = {"NEOPROTO_LOG_FILE": str(tmp_path / "nobody-reads")}  # its processes open it, and wait
+    ends: list[BaseException] = []
+
+    def create() -> None:
+        try:
+            runtime.create_worker_group(ClassWithInitArgs(Probe, env=stuck), on=pool, name="stuck")
+        except RuntimeClosed as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    time.sleep(2.0)
+    started = time.monotonic()
+    runtime.close()
+    thread.join(1.0)
+    assert [str(end) for end in ends] == ["the runtime has been closed"]
+    assert time.monotonic() - started < 15
+    with pytest.raises(RuntimeClosed):
+        runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool)
+
+
 def test_a_process_beside_the_controller(runtime: Runtime) -> None:
     pool = runtime.create_resource_pool(on="controller")
     runner = runtime.create_worker_group(ClassWithInitArgs(Probe, 1), on=pool, name="runner")
@@ -95,19 +149,62 @@ def test_calls_work_on_a_running_loop(runtime: Runtime) -> None:
         with pytest.raises(CallCancelled):
             await slow
         assert not slow.cancel()
+        assert await group.submit("cancellations") == [1, 1], "on the workers too"
 
     asyncio.run(body())
 
 
-def test_calls_from_a_bare_thread(runtime: Runtime) -> None:
-    group = runtime.create_worker_group(
-        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
-    )
-    results: list[object] = []
-    thread = threading.Thread(target=lambda: results.append(group.add(1)))
-    thread.start()
-    thread.join(30)
-    assert results == [[1]]
+def test_a_topology_becomes_processes_and_closing_drains(tmp_path: Path) -> None:
+    topology = {
+        "clusters": [
+            {"name": "a", "nnodes": 2, "n_gpus_per_node": 2, "device_type": "cpu"},
+            {"name": "b", "nnodes": 1, "n_gpus_per_node": 2, "device_type": "cpu"},
+        ],
+        "device_pools": [
+            {"name": "train", "cluster": "a", "nnodes": 2, "n_gpus_per_node": 2},
+            {"name": "serve", "cluster": "b", "nnodes": 1, "n_gpus_per_node": 2},
+        ],
+        "models": [
+            {"name": "actor", "worker": "actor", "config_key": "k", "resource_pool": "train"},
+            {
+                "name": "rollout",
+                "worker": "rollout",
+                "config_key": "k",
+                "resource_pool": "serve",
+                "device_range": [1, 2],
+            },
+        ],
+    }
+    config = {"runtime": {"run_dir": str(tmp_path)}, "topology": topology}
+    with Runtime.from_config(config) as runtime:
+        assert runtime.placement_table().row_count == 2
+        actor, rollout = (
+            runtime.create_worker_group(
+                ClassWithInitArgs(Probe), on=runtime.model_resource_pool(name), name=name
+            )
+            for name in ("actor", "rollout")
+        )
+        places = [(one["node_rank"], one["local_rank"], one["rank"]) for one in actor.whoami()]
+        assert places == [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3)]
+        assert rollout.whoami()[0]["world_size"] == 1
+        view = actor.slice(start=2, size=2)
+        assert [one["rank"] for one in view.whoami()] == [2, 3]
+        assert view.rank(1).add(1) == [1]
+        with pytest.raises(ValueError, match="neither"):
+            actor.slice(start=1, size=2)
+        with pytest.raises(ValueError, match="no model 'critic'"):
+            runtime.model_resource_pool("critic")
+        results: list[object] = []
+        thread = threading.Thread(target=lambda: results.append(actor.add(1)))  # without Monarch's context
+        thread.start()
+        thread.join(30)
+        assert results == [[1, 1, 1, 2]]
+        calls = [rollout.submit("sleep", (1.0,)), rollout.submit("doze", (1.0,)), rollout.submit("add", (5,))]
+        rollout.close()
+        assert [call.result() for call in calls] == [[1.0], [1.0], [5]], "what was admitted has ended"
+        with pytest.raises(RuntimeClosed):
+            rollout.add(1)
+    assert wait_until_clean(runtime.run_id, None, 2.0) == []
 
 
 def test_an_exception_arrives_as_itself(runtime: Runtime) -> None:
@@ -190,6 +287,19 @@ def test_an_init_failure_names_its_rank_at_once(runtime: Runtime) -> None:
     assert time.monotonic() - started < 40, "the other rank's minute is not waited for"
     assert isinstance(caught.value.__cause__, LookupError)
     assert "rank 1 of 2 starts" in "\n".join(caught.value.__notes__)
+
+
+def test_a_death_inside_a_collective_is_the_word_for_all(runtime: Runtime) -> None:
+    pool = runtime.create_resource_pool(1, 2)
+    group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool, name="probe")
+    started = time.monotonic()
+    pending = group.submit("die_in_a_collective", (1,), timeout=90)
+    behind = group.submit("add", (1,), timeout=90)
+    for call in (pending, behind):
+        with pytest.raises(WorkerDied, match=r"probe\[1\] .* died: signal 9 \(SIGKILL\)"):
+            call.result()  # and not what its peer makes of it
+    assert time.monotonic() - started < 20, "torch is imported in there too"
+    group.close()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

@@ -77,6 +77,9 @@ def test_a_group_handed_to_a_worker_works_there_and_retains_nothing(runtime: Run
     with pytest.raises(DeadlineExceeded) as late:
         caller.submit("call_on_the_loop", ("doze", (30.0,), 0.5), timeout=30, blocking=True)
     assert (late.value.group, late.value.ranks) == ("probe", (0, 1))
+    assert caller.submit("cancel_a_call", timeout=60, blocking=True) == [
+        [True, "probe.doze was cancelled", False, [1, 1]]
+    ]
     caller.keep(group.rank(1))
     assert caller.call("add", 1) == [[3]]
     pids = [one["pid"] for one in group.whoami()]
@@ -115,6 +118,11 @@ def test_a_worker_makes_a_group_that_ends_with_it(runtime: Runtime) -> None:
     assert first.call("add", 1) == [[6]]
     assert first.attempt("root")[0].startswith("RuntimeError: a worker cannot make a Runtime")
     assert first.attempt("close")[0].startswith("RuntimeError: a worker cannot close the run")
+    (said,) = first.attempt("actor_mesh")
+    assert (
+        said
+        == "RuntimeError: the backend's handle on nested is with the controller, which owns its processes"
+    )
     assert caller.store_round() == [42, 42], "the store is as it was"
     with pytest.raises(WorkerInitError, match=r"broken\[0\].*LookupError") as failed:
         second.make_broken(pool)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
+import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
+from neoproto.data import DataProto
+from neoproto.errors import CallCancelled
 from neoproto.runtime import (
     ClassWithInitArgs,
     Dispatch,
+    Execute,
     RemoteWorkerGroup,
     ResourcePool,
     Runtime,
@@ -18,6 +24,7 @@ from neoproto.runtime import (
     WorkerGroup,
     current_runtime,
     get,
+    mesh_dispatch,
     put,
     register,
 )
@@ -36,7 +43,7 @@ class Probe(Worker):
     def __init__(self, start: int = 0, fail_on: int | None = None) -> None:
         print(f"rank {self.rank} of {self.world_size} starts", flush=True)
         self.total = start
-        self.reductions = 0
+        self.reductions = self.cancelled = 0
         if fail_on is not None:
             if self.rank == fail_on:
                 raise LookupError(f"no data on rank {self.rank}")
@@ -62,6 +69,9 @@ class Probe(Worker):
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    def leave_a_file(self) -> str:
+        return tempfile.mkstemp(prefix="left-")[1]
+
     def left(self) -> float:
         return self.remaining()
 
@@ -84,8 +94,15 @@ class Probe(Worker):
         return int(get(put(value)))
 
     async def doze(self, seconds: float) -> float:
-        await asyncio.sleep(seconds)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         return seconds
+
+    async def cancellations(self) -> int:
+        return self.cancelled
 
     def fail(self, text: str) -> None:
         raise KeyError(text)
@@ -110,6 +127,12 @@ class Probe(Worker):
         dist.all_reduce(value)
         self.reductions += 1
         return value.item()
+
+    def die_in_a_collective(self, rank: int) -> float:
+        self.all_reduce()
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.all_reduce()
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def lead(self) -> int:
@@ -141,6 +164,18 @@ class Caller(Worker):
         assert self.other is not None
         return await self.other.submit(method, args, timeout=timeout)
 
+    async def cancel_a_call(self) -> list[object]:
+        """Cancel a call that runs, from here; then what there is to see of it."""
+        assert self.other is not None
+        call = self.other.submit("doze", (60.0,), timeout=90)
+        await self.other.submit("cancellations")  # sent after it, so it runs by now
+        cancelled = call.cancel()
+        try:
+            await call
+        except CallCancelled as error:
+            return [cancelled, str(error), call.cancel(), await self.other.submit("cancellations")]
+        raise AssertionError("a cancelled call ended otherwise")
+
     def call(self, method: str, *args: Any) -> Any:
         assert self.other is not None
         return self.other.submit(method, args).result()
@@ -169,6 +204,9 @@ class Caller(Worker):
         try:
             if what == "root":
                 Runtime.from_config({})
+            elif what == "actor_mesh":
+                assert self.group is not None
+                self.group.actor_mesh  # noqa: B018 - it raises
             else:
                 current_runtime().close()
         except RuntimeError as error:
@@ -183,6 +221,64 @@ class Caller(Worker):
         from monarch._src.actor.actor_mesh import _client_context
 
         return _client_context.try_get() is not None
+
+
+def deal(group: RemoteWorkerGroup, word: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ([f"{word}{rank}" for rank in range(group.world_size)],), {}
+
+
+class Modes(Worker):
+    """A method for each way of dispatch. Ranks 0 and 1 share a data-parallel rank."""
+
+    def __init__(self) -> None:
+        self.register_mesh("train", dp_rank=self.rank // 2, is_collect=self.rank != 1)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def one_to_all(self, values: list[int], key: str) -> tuple[int, list[int], str]:
+        return self.rank, values, key
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
+    def executed_on_rank_zero(self) -> int:
+        return self.rank
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    async def all_to_all(self, value: int) -> tuple[int, int]:
+        return self.rank, value
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE, blocking=False)
+    def dp_compute(self, value: int, key: str) -> tuple[int, int, str]:
+        return self.rank, value, key
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, pad=True)
+    def proto(self, batch: DataProto, by: int) -> DataProto:
+        return DataProto.from_dict({"y": by * batch["x"]})
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def proto_unpadded(self, batch: DataProto) -> DataProto:
+        return batch
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC, pad=True)
+    async def with_func(self, function: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
+        return function(batch)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC, pad=True)
+    def metric(self, batch: DataProto) -> int:
+        return len(batch)
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def rank_zero(self, *, key: str) -> tuple[int, str]:
+        return self.rank, key
+
+    @register(dispatch_mode=mesh_dispatch("train"), pad=True)
+    def by_mesh(self, batch: DataProto) -> list[tuple[int, int]]:
+        return [(self.rank, value) for value in batch["x"].tolist()]
+
+    @register(dispatch_mode=mesh_dispatch("nowhere"))
+    def by_no_mesh(self, batch: DataProto) -> None: ...
+
+    @register(dispatch_mode={"dispatch_fn": deal, "collect_fn": lambda group, results: "+".join(results)})
+    def custom(self, word: str) -> str:
+        return f"{self.rank}:{word}"
 
 
 class Greeter(Worker):

@@ -146,3 +146,18 @@ def test_dictionaries_of_a_task_become_rows() -> None:
     ]
     with pytest.raises(ConfigError, match=r"spelling, row 0: no prompt"):
         rows_from_dicts([row(prompt=...)], name="spelling")
+
+
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_text(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "a.jsonl", row())
+    marked = tmp_path / "b.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert read_rows([marked])[0].messages == read_rows([plain])[0].messages
+    inside = tmp_path / "c.jsonl"
+    inside.write_bytes(plain.read_bytes() + marked.read_bytes())
+    assert problems(inside)[0].startswith(f"{inside}:2: not a JSON object on one line")
+
+
+def test_a_home_folder_that_is_not_there_names_the_field() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.train_files: ~no-body/x\.jsonl: no home folder"):
+        read_rows(["~no-body/x.jsonl"])

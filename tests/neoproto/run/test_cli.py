@@ -123,10 +123,11 @@ def test_a_topology_that_does_not_fit(capsys: Capture, tmp_path: Path, model: Pa
 def test_several_mistakes_are_several_lines(capsys: Capture) -> None:
     code, _, errors = ended(capsys, "trainer.sed=1", "nope=1")
     assert code == 2
-    assert errors.splitlines()[0].startswith("error: ")
-    assert [key for key in ("trainer.sed: unknown key", "nope: unknown key") if key in errors] == [
-        "trainer.sed: unknown key",
-        "nope: unknown key",
+    first, *listed = errors.splitlines()
+    assert first == "error: 2 problems:"
+    assert [line.partition(";")[0] for line in sorted(listed)] == [
+        "- nope: unknown key",
+        "- trainer.sed: unknown key",
     ]
 
 
@@ -376,6 +377,7 @@ def test_options_and_values_may_be_mixed(capsys: Capture) -> None:
             "ended by SIGTERM; everything of the run is closed\n",
         ),
         (Terminated(signal.SIGHUP), 129, "ended by SIGHUP; everything of the run is closed\n"),
+        (Terminated(signal.SIGPIPE), 141, "ended by SIGPIPE; everything of the run is closed\n"),
     ],
 )
 def test_a_run_that_fails_ends_with_one_line_and_its_code(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neoproto.run.console import RunConsole, clock_time, result_table, step_line
-from neoproto.trainer.sync import StepReport, TrainingResult
+from neoproto.trainer.record import StepReport, TrainingResult
 
 METRICS = {
     "critic/score/mean": 0.41234,
@@ -164,3 +166,28 @@ def test_a_quiet_console_says_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_time_is_shown_as_on_a_clock(seconds: float, shown: str) -> None:
     assert clock_time(seconds) == shown
+
+
+PIPED = """
+import sys
+from neoproto.run.console import RunConsole
+
+console = RunConsole()
+console.say("one")
+sys.stdin.readline()
+console.say("two")
+"""
+
+
+def test_a_reader_that_goes_ends_the_run_as_a_signal_would() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PIPED], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"one\n"
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(60) == 128 + 13
+        assert process.stderr.read() == b""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from neoproto.runtime.deadline import DeadlineWatch, deadline_after, enter_deadline, remaining
+from neoproto.runtime.deadline import DeadlineWatch, deadline_after, remaining, set_deadline
 
 
 def test_without_a_call_there_is_no_deadline() -> None:
@@ -22,7 +22,7 @@ def test_without_a_call_there_is_no_deadline() -> None:
 
 def test_nested_calls_inherit_the_smaller_deadline() -> None:
     def body() -> None:
-        enter_deadline(2.0)
+        set_deadline(time.monotonic() + 2.0)
         assert 1.5 < remaining() <= 2.0
         assert deadline_after(100) - time.monotonic() <= 2.0
         assert deadline_after(None) - time.monotonic() <= 2.0

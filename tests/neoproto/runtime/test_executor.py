@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import math
 import queue
 import threading
@@ -12,7 +13,16 @@ import pytest
 
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.executor import InitArguments, WorkerExecutor
-from neoproto.runtime.wire import INIT, CallHeader, Failure, decode, decode_failure, encode
+from neoproto.runtime.wire import (
+    CANCEL,
+    INIT,
+    LAST,
+    CallHeader,
+    Failure,
+    decode,
+    decode_failure,
+    encode,
+)
 from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 
 
@@ -52,7 +62,11 @@ class Bench:
         identity = WorkerIdentity(
             rank=1, world_size=2, local_rank=1, node_rank=0, group_name="g", log_path="/x", run_id="r"
         )
-        self.executor = WorkerExecutor(identity, "here", Rendezvous(is_server=False, public=False))
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        rendezvous = Rendezvous(is_server=False, public=False)
+        self.executor = WorkerExecutor(identity, "here", rendezvous, self.loop)
         self.replies: queue.Queue[tuple[int, Failure | bytes]] = queue.Queue()
         self.ids = 0
 
@@ -63,14 +77,28 @@ class Bench:
         place: int | None,
         budget: float | None = None,
         payload: bytes | None = None,
-    ) -> Any:
+    ) -> int:
         self.ids += 1
         number = self.ids
         header = CallHeader(
             call_id=number, role="", method=method, sequence=place, ranks=None, budget_s=budget
         )
         payload = encode((args, {})) if payload is None else payload
-        return self.executor.accept(header, payload, lambda outcome: self.replies.put((number, outcome)))
+        self.executor.accept(header, payload, lambda outcome: self.replies.put((number, outcome)))
+        return number
+
+    def tell(self, word: str, call_id: int = 0) -> None:
+        """What is not a call."""
+        self.executor.accept(CallHeader(call_id=call_id, role="", method=word), b"", pytest.fail)
+
+    def drain(self, seconds: float) -> concurrent.futures.Future[bool]:
+        return asyncio.run_coroutine_threadsafe(self.executor.drain(seconds), self.loop)
+
+    def close(self) -> None:
+        self.executor.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
 
     def reply(self) -> tuple[int, Any]:
         number, outcome = self.replies.get(timeout=10)
@@ -84,7 +112,7 @@ def bench() -> Iterator[Bench]:
     made.call(INIT, place=0, payload=encode(init))
     assert made.reply() == (1, None)
     yield made
-    made.executor.close()
+    made.close()
 
 
 def test_sync_calls_run_by_number_whatever_the_order_of_arrival(bench: Bench) -> None:
@@ -151,42 +179,59 @@ def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench)
 
 
 def test_async_methods_overlap_and_can_be_cancelled(bench: Bench) -> None:
-    async def body() -> None:
-        slow = asyncio.ensure_future(bench.call("doze", 30.0, place=None))
-        quick = asyncio.ensure_future(bench.call("doze", 0.0, place=None, budget=9.0))
-        await quick
-        number, left = await asyncio.to_thread(bench.reply)
-        assert number == 3
-        assert 8.0 < left <= 9.0
-        bench.executor.cancel(2)
-        bench.executor.cancel(99)
-        await slow
-        number, error = await asyncio.to_thread(bench.reply)
-        assert number == 2
-        assert isinstance(error, CallCancelled)
-
-    asyncio.run(body())
+    slow = bench.call("doze", 30.0, place=None)
+    quick = bench.call("doze", 0.0, place=None, budget=9.0)
+    number, left = bench.reply()
+    assert number == quick
+    assert 8.0 < left <= 9.0
+    bench.tell(CANCEL, slow)
+    bench.tell(CANCEL, 99)
+    number, error = bench.reply()
+    assert number == slow
+    assert isinstance(error, CallCancelled)
 
 
-def test_drain_stops_admission_and_waits(bench: Bench) -> None:
-    async def body() -> None:
-        bench.call("block", place=1)
-        draining = asyncio.create_task(bench.executor.drain(10.0))
-        await asyncio.sleep(0.05)
-        assert not draining.done()
-        assert bench.call("doze", 0.0, place=None) is None
-        number, error = await asyncio.to_thread(bench.reply)
-        assert number == 3
-        assert isinstance(error, RuntimeClosed)
-        bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
-        assert await draining
+def test_a_cancel_on_the_heels_of_its_call_is_not_lost(bench: Bench) -> None:
+    ready, go = threading.Event(), threading.Event()
+    bench.loop.call_soon_threadsafe(lambda: (ready.set(), go.wait(10)))
+    assert ready.wait(10)
+    slow = bench.call("doze", 30.0, place=None)
+    bench.tell(CANCEL, slow)  # before the loop has begun with the call
+    go.set()
+    number, error = bench.reply()
+    assert number == slow
+    assert isinstance(error, CallCancelled)
+    assert bench.executor._tasks == {}
 
-    asyncio.run(body())
+
+def test_drain_waits_for_both_kinds_and_then_admits_no_async_call(bench: Bench) -> None:
+    draining = bench.drain(10.0)
+    blocked, dozing = bench.call("block", place=1), bench.call("doze", 0.2, place=None)
+    bench.tell(LAST)
+    late = bench.call("doze", 0.0, place=None)
+    number, error = bench.reply()
+    assert number == late
+    assert isinstance(error, RuntimeClosed)
+    assert bench.reply()[0] == dozing
+    time.sleep(0.1)
+    assert not draining.done()
+    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    assert draining.result(10)
+    assert bench.reply() == (blocked, None)
+
+
+def test_drain_waits_for_the_word_that_no_more_calls_come(bench: Bench) -> None:
+    draining = bench.drain(10.0)
+    time.sleep(0.1)
+    assert not draining.done(), "a call may be on its way yet"
+    bench.tell(LAST)
+    assert draining.result(10)
 
 
 def test_drain_gives_up_in_time(bench: Bench) -> None:
     bench.call("block", place=1)
-    assert asyncio.run(bench.executor.drain(0.1)) is False
+    bench.tell(LAST)
+    assert bench.drain(0.1).result(10) is False
     bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
     bench.reply()
 
@@ -204,4 +249,4 @@ def test_an_init_that_raises_is_reported() -> None:
     assert isinstance(bench.reply()[1], OSError)
     bench.call("note", 1, place=1)
     assert "its __init__ has not ended, or failed" in str(bench.reply()[1])
-    bench.executor.close()
+    bench.close()

@@ -1,4 +1,4 @@
-"""Raw Monarch actors: what scripts/bench_runtime.py measures the runtime against."""
+"""Raw Monarch actors, which bench_runtime.py measures the runtime against; workers import this file too."""
 
 from __future__ import annotations
 

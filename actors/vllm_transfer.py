@@ -4,7 +4,7 @@
     pull, lease    pause, start, update(path), finish(version), resume                in each of its workers
 
 The agent holds the lease while the server loads; the bytes go through a file in shared memory. See
-`actors.vllm_server` for the other end, and docs/weights.md for how such a server is started.
+`actors.vllm_server` for the other end, and docs/weights-rollout.md for how such a server is started.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""The TorchStore engine: the run's one global store, made of Monarch actors.
+"""The store's actors: the run's one global store.
 
     client ──put_many──> Volume (one a host, or one a local rank)      holds bytes
        └────announce───> Index (one, in a process of its own)          holds references, never bytes
     stock TorchStore client ──get_or_spawn_controller(name)──> Directory ──> the same Index and Volumes
 
-This is the only file that imports TorchStore (0.1.2). What it adapts, and until when:
-
-- `Index` makes every endpoint of TorchStore's controller async. Monarch 0.7 refuses an actor that mixes sync
-  and async endpoints. Remove when TorchStore's controller has one kind.
-- `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
-  controller into the program's own process. Remove when TorchStore can place it.
-- `_rdma_available` asks Monarch in the words of 0.7; TorchStore's own question is deprecated there and warns.
-  Remove when TorchStore asks `is_ibverbs_available`.
+A stock client calls the endpoints that TorchStore's own actors have. What they do for it is in
+`neoproto.store.stock`, imported with the first such call: TorchStore and torch take seconds to import, and
+hundreds of megabytes, in every process.
 """
 
 # mypy: disable-error-code="untyped-decorator, misc"
@@ -20,37 +15,51 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 # TorchStore sets this itself, with a banner, if it is not set when it is imported.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 
-import torch
-from monarch.actor import Actor, context, current_rank, endpoint, get_or_spawn_controller
-from monarch.rdma import is_ibverbs_available
-from torchstore.client import LocalClient
-from torchstore.controller import Controller, ObjectType, StorageInfo
-from torchstore.storage_volume import InMemoryStore, StorageVolume
-from torchstore.strategy import TorchStoreStrategy
-from torchstore.transport import pipe
+from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
 
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import ObjectRef, Place
-from neoproto.store.client import StoreClient, home_volume
+from neoproto.store.client import StoreClient
+from neoproto.store.line import Address, Switchboard
 from neoproto.store.pool import Grant
+from neoproto.store.rdma import Offers, available
 from neoproto.store.shm import remove_files
 from neoproto.store.values import Values, VolumeOptions, volume_ids
-from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of
+from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of, unpack
+
+if TYPE_CHECKING:
+    from neoproto.store.stock import Notes, Placement, Storage
 
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
 Strategy = Literal["host", "local_rank"]
+Remote = Literal["auto", "rdma", "message"]
 
 _START_TIMEOUT_S = 120.0
-_LOOP_END_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeCard:
+    """What a volume tells of itself.
+
+    Attributes:
+        volume: its id.
+        prefix: how the names of its files in shared memory begin; "" if it has none.
+        rdma: whether it has the hardware.
+        line: where it is called past its endpoints.
+    """
+
+    volume: str
+    prefix: str
+    rdma: bool
+    line: Address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +74,9 @@ class StoreSpec:
         sharing: which volumes a client reads and writes in shared memory: "machine" all whose files it finds,
             "host" those of its own host id.
         volume_mesh, index: the actors.
+        lines, index_line: where they are called past their endpoints; see `neoproto.store.line`.
+        remote: how large values come from other hosts: "rdma", "message", or "auto", which is RDMA where both
+            sides have the hardware.
         timeout_s: how long one operation may take.
     """
 
@@ -75,6 +87,9 @@ class StoreSpec:
     sharing: Literal["machine", "host", "off"]
     volume_mesh: Any
     index: Any
+    lines: dict[str, Address]
+    index_line: Address
+    remote: Remote
     timeout_s: float
 
     def volume(self, volume_id: str) -> Any:
@@ -83,136 +98,98 @@ class StoreSpec:
 
     def stock_client(self) -> Any:
         """A TorchStore client, for values that TorchStore's own API put."""
-        placement = Placement(self.volume_mesh, self.volumes, self.index)
-        return LocalClient(controller=self.index, strategy=placement)
+        from neoproto.store.stock import Placement, stock_client
+
+        return stock_client(Placement(self.volume_mesh, self.volumes, self.index))
 
 
-class Placement(TorchStoreStrategy):
-    """Which volume a stock client puts into. Ours choose for themselves."""
-
-    def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]], index: Any = None) -> None:
-        super().__init__()
-        self.storage_volumes = volume_mesh
-        self.volume_id_to_coord = dict(volumes)
-        self.index = index
-
-    @classmethod
-    def get_client_id(cls) -> str:
-        return home_volume()
-
-    def select_storage_volume(self) -> tuple[Any, str]:
-        """The volume of the process's own client, or the first one if it has none."""
-        volume_id = self.get_client_id()
-        if volume_id not in self.volume_id_to_coord:
-            volume_id = next(iter(self.volume_id_to_coord))
-        return self.get_storage_volume(volume_id), volume_id
-
-
-class Storage(InMemoryStore):
-    """A volume's values: TorchStore's own (`kv`), and those of our clients beside them."""
-
-    def __init__(self, values: Values) -> None:
-        super().__init__()
-        self.values = values
-
-    async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
-        """A stock client's put: TorchStore's own, and ours under that key is gone."""
-        await super().put(key, transport_buffer, request)
-        self._drop_ours(key)
-
-    async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
-        """A stock client's get, of its own value or of one of ours."""
-        if key not in self.values.newest:
-            return await super().get(key, transport_buffer, request)
-        value = self.values.value_of(key)
-        if isinstance(value, torch.Tensor):
-            await transport_buffer.write_from(value)
-        else:
-            transport_buffer.is_object, transport_buffer.objects = True, value
-        return transport_buffer
-
-    async def get_meta(self, key: str, request: Any = None) -> Any:
-        if key not in self.values.newest:
-            return await super().get_meta(key, request)
-        info = self.values.info_of(key)
-        return (torch.Size(info.shape), getattr(torch, info.dtype)) if info.kind == "tensor" else "obj"
-
-    async def delete(self, key: str) -> None:
-        if not self._drop_ours(key):
-            await super().delete(key)
-
-    def reset(self) -> None:
-        super().reset()
-        self.values.reset()
-
-    def _drop_ours(self, key: str) -> bool:
-        generation = self.values.newest.get(key)
-        if generation is not None:
-            self.values.drop(key, generation)
-        return generation is not None
-
-
-class Volume(StorageVolume):
-    """Holds the bytes of one host, or of one local rank."""
+class Volume(Actor):
+    """Holds the bytes of one host, or of one local rank. For stock clients, a TorchStore `StorageVolume`."""
 
     def __init__(self, ids: Sequence[str], options: VolumeOptions) -> None:
-        point = current_rank()
-        super().__init__(lambda: ids[point.rank])
+        self.volume_id: str = ids[current_rank().rank]
         self.values = Values(options)
-        self.store = Storage(self.values)
+        self.offers = Offers()
         self.closed = False
+        self._storage: Storage | None = None
+        self._line: Switchboard | None = None
+
+    def _stock(self) -> Storage:
+        """What stock clients put and read; made when the first of them calls."""
+        if self._storage is None:
+            from neoproto.store.stock import Storage
+
+            self._storage = Storage(self.values)
+        return self._storage
+
+    def _replaced(self, keys: Iterable[str]) -> None:
+        """Values of ours are there: a stock client's under these keys are not."""
+        for key in keys if self._storage is not None else ():
+            self._stock().kv.pop(key, None)
 
     def _check_open(self) -> None:
         if self.closed:
             raise StoreClosed("the store is closed")
 
     @endpoint
-    async def identify(self) -> tuple[str, str]:
-        """Its id, and how the names of its files in shared memory begin ("" if it has none)."""
-        return self.volume_id, self.values.prefix
+    async def identify(self) -> VolumeCard:
+        """What others need to know of it."""
+        if self._line is None:
+            methods = (self.reserve, self.commit, self.delete_many)
+            self._line = Switchboard("volume", {method.__name__: method for method in methods})
+        return VolumeCard(self.volume_id, self.values.prefix, available(), self._line.address)
 
     @endpoint
     async def close(self) -> None:
         """Forget every value and refuse new ones."""
         self.closed = True
-        self.store.reset()
+        self._forget_all()
         self.values.close()
 
-    @endpoint
     async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
         """See `Values.reserve`; StoreClosed after `close`, as from all below."""
         self._check_open()
         return await self.values.reserve(wanted, retired)
 
-    @endpoint
-    async def commit(self, tokens: list[int], refs: list[ObjectRef]) -> None:
-        """See `Values.commit`."""
+    def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
+        """See `Values.commit` and `Values.hear`."""
         self._check_open()
+        self.values.hear(report)
+        refs = unpack(packed)
         self.values.commit(tokens, refs)
-        for ref in refs:
-            self.store.kv.pop(ref.key, None)
+        self._replaced(ref.key for ref in refs)
 
     @endpoint
-    async def put_many(self, sent: list[Sent]) -> list[Place | None]:
+    async def put_many(self, sent: list[Sent], report: tuple[str, dict[str, int]]) -> list[Place | None]:
         """Keep values. They become visible when the index is told. Returns where each is."""
         self._check_open()
+        self.values.hear(report)
         places = await self.values.keep(sent)
-        for value in sent:
-            self.store.kv.pop(value.key, None)
+        self._replaced(value.key for value in sent)
         return places
 
     @endpoint
-    async def get_many(self, wanted: list[Wanted]) -> list[Received]:
-        """Read values, or of each some rows."""
+    async def get_many(self, wanted: list[Wanted], rdma: bool) -> list[Received]:
+        """Read values, or of each some rows; large ones are on offer if the caller can use `rdma`."""
         self._check_open()
-        return [self.values.read(item) for item in wanted]
+        found = [self.values.read(item) for item in wanted]
+        return [await self.offers.instead(answer) for answer in found] if rdma else found
 
     @endpoint
-    async def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
+    async def withdraw(self, offers: list[int]) -> None:
+        """See `Offers.withdraw`."""
+        await self.offers.withdraw(offers)
+
+    @endpoint
+    async def forget(self, gone: list[tuple[str, int, int]]) -> None:
+        """`delete_many`, for the index."""
+        self.delete_many(gone)
+
+    def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
         """Forget values; those that are gone already are ignored."""
         for key, generation, slot in gone:
             if generation == 0:
-                self.store.kv.pop(key, None)
+                self._replaced([key])
             else:
                 self.values.drop(key, generation, slot)
 
@@ -227,45 +204,94 @@ class Volume(StorageVolume):
 
     @endpoint
     async def stats(self) -> dict[str, int]:
-        """See `Values.stats`; TorchStore's own values are not counted."""
-        return self.values.stats()
+        """See `Values.stats`; TorchStore's own values are not counted. `offered`: answers read by RDMA."""
+        return self.values.stats() | {"offered": self.offers.made}
+
+    # -- what a stock client calls ------------------------------------------------------------------------
+
+    @endpoint
+    async def get_id(self) -> str:
+        return self.volume_id
+
+    @endpoint
+    async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
+        await self._stock().put(key, transport_buffer, request)
+
+    @endpoint
+    async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
+        return await self._stock().get(key, transport_buffer, request)
+
+    @endpoint
+    async def get_meta(self, key: str, request: Any = None) -> Any:
+        return await self._stock().get_meta(key, request)
+
+    @endpoint
+    async def delete(self, key: str) -> None:
+        await self._stock().delete(key)
+
+    @endpoint
+    async def reset(self) -> None:
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.values.reset()
+        if self._storage is not None:
+            self._storage.reset()
 
 
-class Index(Controller):
-    """Says where every key is. Holds references to our clients' values and TorchStore's notes on its own.
+class Index(Actor):
+    """Says where every key is: references to our clients' values, and notes on those of stock clients.
 
-    The endpoints TorchStore's clients call keep their names and meaning; they are all async here.
+    Stock clients call it as a TorchStore `Controller`. All endpoints are async: Monarch 0.7 refuses an actor
+    that mixes two kinds, as TorchStore's does.
 
     Attributes:
         refs: key -> the newest value of ours under it.
     """
 
-    def __init__(self, placement: Placement) -> None:
-        super().__init__()
-        self.strategy, self.storage_volumes = placement, placement.storage_volumes
-        self.num_storage_volumes = len(placement.volume_id_to_coord)
-        self.keys_to_storage_volumes: dict[str, dict[str, StorageInfo]] = {}
+    def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]]) -> None:
+        self._volume_mesh, self._volumes = volume_mesh, volumes
         self.refs: dict[str, ObjectRef] = {}
-        self.is_initialized = True
+        self._notes: Notes | None = None
+        self._line: Switchboard | None = None
+        self._open = True
+
+    def _stock(self) -> Notes:
+        """Notes on what stock clients put; made when the first of them calls."""
+        if self._notes is None:
+            from neoproto.store.stock import Notes
+
+            self._notes = Notes()
+        return self._notes
+
+    @property
+    def _noted(self) -> dict[str, Any]:
+        """Key -> volumes, of what stock clients put."""
+        return {} if self._notes is None else self._notes.keys_to_storage_volumes
 
     @endpoint
-    async def announce(self, refs: list[ObjectRef]) -> list[Gone]:
+    async def identify(self) -> Address:
+        """Where it is called past its endpoints."""
+        if self._line is None:
+            methods = (self.announce, self.locate, self.retract)
+            self._line = Switchboard("index", {method.__name__: method for method in methods})
+        return self._line.address
+
+    def announce(self, packed: bytes) -> list[Gone]:
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
         self._check_open()
         displaced = []
-        for ref in refs:
+        for ref in unpack(packed):
             displaced += self._forget(ref.key)
             self.refs[ref.key] = ref
         return displaced
 
-    @endpoint
-    async def locate(self, keys: list[str]) -> list[Located]:
+    def locate(self, keys: list[str]) -> list[Located]:
         """Where keys are."""
         self._check_open()
-        return [Located(ref=self.refs.get(key), stock=key in self.keys_to_storage_volumes) for key in keys]
+        return [Located(ref=self.refs.get(key), stock=key in self._noted) for key in keys]
 
-    @endpoint
-    async def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
+    def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
         """Make values invisible; with a generation, only if it is the newest. Returns what each key had."""
         self._check_open()
         found: list[list[Gone]] = []
@@ -276,92 +302,65 @@ class Index(Controller):
         return found
 
     def _check_open(self) -> None:
-        if not self.is_initialized:
+        if not self._open:
             raise StoreClosed("the store is closed")
 
     def _forget(self, key: str) -> list[Gone]:
-        gone = [
-            Gone(key=key, generation=0, volume=volume) for volume in self.keys_to_storage_volumes.pop(key, {})
-        ]
+        gone = [Gone(key=key, generation=0, volume=volume) for volume in self._noted.pop(key, {})]
         if (ref := self.refs.pop(key, None)) is not None:
             slot = 0 if ref.place is None else ref.place.slot
             gone.append(Gone(key=key, generation=ref.generation, volume=ref.volume, slot=slot))
         return gone
 
     @endpoint
-    async def get_controller_strategy(self) -> TorchStoreStrategy:
-        return self.strategy
-
-    @endpoint
-    async def locate_volumes(self, key: str) -> dict[str, StorageInfo]:
-        ref = self.refs.get(key)
-        if ref is not None:
-            kind = ObjectType.TENSOR if ref.info.kind == "tensor" else ObjectType.OBJECT
-            return {ref.volume: StorageInfo(object_type=kind, tensor_slices={None})}
-        located: dict[str, StorageInfo] = Controller.locate_volumes._method(self, key)
-        return located
+    async def locate_volumes(self, key: str) -> Any:
+        return self._stock().locate(key, self.refs.get(key))
 
     @endpoint
     async def notify_put(self, key: str, request: Any, storage_volume_id: str) -> None:
         old = self.refs.pop(key, None)
         if old is not None and old.volume != storage_volume_id:
-            volume = self.strategy.get_storage_volume(old.volume)
-            await volume.delete_many.call_one([(key, old.generation, old.place.slot if old.place else 0)])
-        noted = self.keys_to_storage_volumes.get(key, {}).values()
-        if request.tensor_slice is None or any(i.object_type != ObjectType.TENSOR_SLICE for i in noted):
-            self.keys_to_storage_volumes.pop(key, None)
-        Controller.notify_put._method(self, key, request, storage_volume_id)
+            volume = self._volume_mesh.slice(**self._volumes[old.volume])
+            await volume.forget.call_one([(key, old.generation, old.place.slot if old.place else 0)])
+        self._stock().note(key, request, storage_volume_id)
 
     @endpoint
     async def notify_delete(self, key: str, storage_volume_id: str) -> None:
         if self.refs.pop(key, None) is None:
-            Controller.notify_delete._method(self, key, storage_volume_id)
+            self._stock().strike(key, storage_volume_id)
 
     @endpoint
     async def keys(self, prefix: str | None = None) -> list[str]:
-        every = [*self.refs, *self.keys_to_storage_volumes]
+        every = [*self.refs, *self._noted]
         return [key for key in every if prefix is None or key == prefix or key.startswith(f"{prefix}.")]
 
     @endpoint
     async def teardown(self) -> None:
-        self.is_initialized = False
+        self._open = False
         self.refs.clear()
-        self.keys_to_storage_volumes.clear()
-
-
-_directory_loops: dict[str, asyncio.AbstractEventLoop] = {}
-"""Of this process's directories, by the store's name. Monarch 0.7 ends an actor's loop without closing it."""
-
-
-async def _close_directory_loop(name: str) -> None:
-    loop = _directory_loops.pop(name, None)
-    until = time.monotonic() + _LOOP_END_S
-    while loop is not None and loop.is_running() and time.monotonic() < until:  # noqa: ASYNC110 - not ours
-        await asyncio.sleep(0.005)
-    if loop is not None and not loop.is_running():
-        loop.close()
+        self._notes = None
 
 
 class Directory(Actor):
     """Answers, under the store's name, where stock TorchStore clients look for a controller."""
 
-    def __init__(self, name: str, placement: Placement) -> None:
+    def __init__(self, name: str, volume_mesh: Any, volumes: dict[str, dict[str, int]], index: Any) -> None:
         self._name = name
-        self._placement: Placement | None = placement
+        self._places: tuple[Any, ...] | None = (volume_mesh, volumes, index)
 
     @endpoint
-    async def get_controller_strategy(self) -> TorchStoreStrategy:
+    async def get_controller_strategy(self) -> Placement:
         """The placement, which carries the index."""
-        if self._placement is None:
+        from neoproto.store.stock import Placement
+
+        if self._places is None:
             raise StoreClosed(f"store {self._name!r} is closed")
-        return self._placement
+        return Placement(*self._places)
 
     @endpoint
     async def close(self) -> None:
-        """End: the actor would keep a thread and descriptors of the program. Monarch keeps the name."""
-        self._placement = None
-        _directory_loops[self._name] = asyncio.get_running_loop()
-        context().actor_instance.stop("the store is closed")
+        """Refuse from now on. The actor itself lives as long as the program: Monarch keeps its name."""
+        self._places = None
 
 
 class StoreServer:
@@ -384,6 +383,7 @@ class StoreServer:
         start_timeout_s: float | None = None,
         limit_bytes: int = 0,
         sharing: Literal["machine", "host", "off"] = "machine",
+        remote: Remote = "auto",
     ) -> StoreServer:
         """Start volumes on `procs`, and the index in a process of its own.
 
@@ -399,6 +399,7 @@ class StoreServer:
                 that is longer.
             limit_bytes: bound on each volume's shared memory; 0 for a part of what the host has.
             sharing: see `StoreSpec`; "off" keeps values in the volumes' own memory.
+            remote: see `StoreSpec`.
 
         Raises:
             StoreError: it did not start in time, or an actor failed.
@@ -422,23 +423,26 @@ class StoreServer:
                     volumes_on_host=len(procs) // hosts,
                 )
                 mesh = procs.spawn("volumes", Volume, ids, options)
-                found = [(dict(point), *told) for point, told in await mesh.identify.call()]
-                volumes = {volume: point for point, volume, _ in found}
-                placement = Placement(mesh, volumes)
-                index = index_procs.spawn("index", Index, placement)
-                await index.keys.call()  # its process is up
-                placement = Placement(mesh, volumes, index)
-                directory = await get_or_spawn_controller(name, Directory, name, placement)
+                cards = {card.volume: (dict(point), card) for point, card in await mesh.identify.call()}
+                volumes = {volume: point for volume, (point, _) in cards.items()}
+                index = index_procs.spawn("index", Index, mesh, volumes)
+                index = index.slice(**dict.fromkeys(index.extent, 0))
+                index_line = await index.identify.call_one()
+                directory = await get_or_spawn_controller(name, Directory, name, mesh, volumes, index)
         except TimeoutError as error:
             raise StoreError(f"store {name!r} did not start within {limit} s") from error
+        everywhere = all(card.rdma for _, card in cards.values())
         spec = StoreSpec(
             name=name,
             strategy=strategy,
             volumes=volumes,
-            memory={volume: prefix for _, volume, prefix in found},
+            memory={volume: card.prefix for volume, (_, card) in cards.items()},
             sharing=sharing,
             volume_mesh=mesh,
-            index=index.slice(**dict.fromkeys(index.extent, 0)),
+            index=index,
+            lines={volume: card.line for volume, (_, card) in cards.items()},
+            index_line=index_line,
+            remote="message" if remote == "auto" and not everywhere else remote,
             timeout_s=timeout_s,
         )
         return cls(spec, directory, own_index)
@@ -466,7 +470,6 @@ class StoreServer:
                 told = await asyncio.gather(
                     *(farewell.call().as_asyncio() for farewell in farewells), return_exceptions=True
                 )
-                await _close_directory_loop(self._spec.name)
                 if self._index_procs is not None:
                     await self._index_procs.stop()
         except TimeoutError as error:
@@ -478,36 +481,3 @@ class StoreServer:
         for outcome in told:
             if isinstance(outcome, BaseException):
                 raise StoreError(f"store {self._spec.name!r}: {text_of(outcome)}") from outcome
-
-
-class _PayloadFree:
-    """The index, as a stock client calls it: objects are left out of what it is told."""
-
-    def __init__(self, index: Any) -> None:
-        self._index = index
-        self.notify_put = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._index, name)
-
-    def call(self, key: str, request: Any, volume_id: str) -> Any:
-        """`notify_put.call`."""
-        return self._index.notify_put.call(key, replace(request, objects=None), volume_id)
-
-
-def _rdma_available() -> bool:
-    return os.environ.get("TORCHSTORE_RDMA_ENABLED", "1") == "1" and bool(is_ibverbs_available())
-
-
-def _attach_stock_client() -> None:
-    original = LocalClient.__init__
-
-    def attach(self: Any, controller: Any, strategy: Any) -> None:
-        ours = isinstance(strategy, Placement)
-        original(self, _PayloadFree(strategy.index) if ours else controller, strategy)
-
-    LocalClient.__init__ = attach
-
-
-_attach_stock_client()
-pipe.rdma_available = _rdma_available

@@ -43,6 +43,7 @@ class PolicyOptions:
         temperature: the one responses are sampled with; all log-probs are those at this temperature.
         entropy_coeff: weight of the entropy bonus.
         use_kl_loss, kl_loss_coef, kl_loss_type: KL to the reference in the loss; needs `ref_log_prob`.
+        use_rollout_is: multiply each token's policy loss by `rollout_is_weights`; needs that column.
         log_prob_micro_batch_size: samples per forward pass of `compute_log_prob` on one rank.
         weights: how they are published.
     """
@@ -57,6 +58,7 @@ class PolicyOptions:
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "k3"
+    use_rollout_is: bool = False
     log_prob_micro_batch_size: int = 64
     weights: WeightOptions = field(default_factory=WeightOptions)
 
@@ -74,7 +76,8 @@ class Policy:
     def update_columns(self) -> tuple[str, ...]:
         """Columns that `update` reads."""
         reference = ("ref_log_prob",) if self._options.use_kl_loss else ()
-        return (*MODEL_COLUMNS, "old_log_probs", "advantages", *reference)
+        weights = ("rollout_is_weights",) if self._options.use_rollout_is else ()
+        return (*MODEL_COLUMNS, "old_log_probs", "advantages", *reference, *weights)
 
     def log_probs(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`old_log_probs` and `entropys`, float32 [B, R], of the current weights; see `score_responses`."""
@@ -114,6 +117,7 @@ class Policy:
             mask_bt=mask,
             options=options.loss,
             denominators=denominators,
+            weights_bt=micro["rollout_is_weights"] if options.use_rollout_is else None,
         )
         with_bonus = options.entropy_coeff != 0
         entropy = entropy_from_logits(logits if with_bonus else logits.detach(), options.temperature)
@@ -179,11 +183,6 @@ class PolicyWorker(TorchWorker):
         """
         timeout = min(max(self.remaining() - _ANSWER_S, 0.0), _LONGEST_WAIT_S)
         return self._publishing().publish(version, named_weights(self._policy.model), timeout=timeout)
-
-    @register(dispatch_mode=REPLICATED)
-    def retire_weights(self, version: WeightVersion) -> None:
-        """Delete a published version; no replica may be reading it any more."""
-        self._publishing().retire(version)
 
     @register(dispatch_mode=REPLICATED)
     def save_hf(self, path: str) -> None:

@@ -12,7 +12,6 @@ Shapes: B = prompts of this rank, n = samples a prompt, P, R = fixed widths of p
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -31,8 +30,8 @@ from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Manifest, Puller, Registry, ServingEngine, UpdateAgent, WeightVersion
-from neoproto.weights.reading import WeightReader
+from neoproto.weights import Puller, Registry, ServingEngine, UpdateAgent, WeightVersion
+from neoproto.weights.transport import make_transport
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so
@@ -69,8 +68,6 @@ class Rollout:
 
     def __init__(self, options: RolloutOptions, engine: ServingGenerator) -> None:
         self._options, self._engine = options, engine
-        self._loading = asyncio.Lock()
-        self._reader: WeightReader | None = None
         self._agent: UpdateAgent | None = None
         self._tokens = self._samples = 0
         self._seconds = 0.0
@@ -111,20 +108,12 @@ class Rollout:
             meta_info=dict(meta),
         )
 
-    async def load(self, manifest: Manifest, store: ObjectStore) -> None:
-        """Pull a version and serve it; see `RolloutWorker.load_weights`."""
-        async with self._loading:
-            await self._engine.check_layout(manifest.layout(), f"weights {manifest.version}")
-            if self._reader is None:
-                self._reader = WeightReader(store)
-            tensors = await asyncio.to_thread(self._reader.read, manifest)
-            await self._engine.load(manifest.version, tensors)
-
     def attach(self, registry: Registry, store: ObjectStore, replica: str) -> None:
         """Take weights from this registry from now on; see `RolloutWorker.attach_registry`."""
         if self._agent is not None:
             raise RolloutError(f"replica {replica} has a weight registry already")
-        puller = Puller(store, registry, replica, self._options.lease_ttl)
+        transport = make_transport(store, self._options.transport)
+        puller = Puller(store, registry, replica, self._options.lease_ttl, transport=transport)
         self._agent = UpdateAgent(registry, puller, self._engine, self._options.updates, replica=replica)
 
     @property
@@ -233,16 +222,6 @@ class RolloutWorker(Worker):
             RolloutError: loading failed half-way; this replica generates nothing any more.
         """
         await self._rollout.agent.load(version)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def load_weights(self, manifest: Manifest) -> None:
-        """Pull a published version and serve it from the next step on.
-
-        Raises:
-            WeightMismatch: its names, shapes or dtypes are not the model's; the old weights are served on.
-            RolloutError: loading failed half-way; this replica generates nothing any more.
-        """
-        await self._rollout.load(manifest, _store())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from neoproto.data.generation import SamplingParams
 from neoproto.errors import ConfigError
 from neoproto.weights import UpdateOptions
+from neoproto.weights.options import TransportName
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Attention head sizes that vLLM's CPU kernels have."""
@@ -78,6 +79,7 @@ class RolloutOptions:
         val_n, val_sampling: the same in validation; a batch's meta_info may say otherwise.
         updates: when and how it takes new weights.
         lease_ttl: seconds after which its lease on weights lapses if its process is gone or stuck.
+        transport: how the weights' bytes come; the publisher's.
 
     Raises:
         ConfigError: sampling in training that cuts the distribution off (`top_p < 1`, `top_k`) or is greedy:
@@ -96,6 +98,7 @@ class RolloutOptions:
     val_sampling: SamplingParams
     updates: UpdateOptions = field(default_factory=UpdateOptions)
     lease_ttl: float = 30.0
+    transport: TransportName = "auto"
 
     def __post_init__(self) -> None:
         problems = []

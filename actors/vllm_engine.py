@@ -1,4 +1,4 @@
-"""vLLM as a `StepEngine`: one `LLMEngine` in this process, on token ids only. The only import of vllm.
+"""vLLM as a `StepEngine`: one `LLMEngine` in this process, on token ids only.
 
 Log-probs are those of the distribution the token was drawn from, that is of the logits divided by the
 temperature (`processed_logprobs`). With `top_p < 1` or a `top_k` that distribution is cut off and
@@ -142,7 +142,7 @@ class VllmEngine:
             raise WeightMismatch(
                 f"weights {version} left {len(missing)} parameters unloaded: {', '.join(missing[:8])}"
             )
-        self._engine.apply_model(_refresh_tied)
+        self._engine.apply_model(refresh_tied)
         self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(str(version.n))
 
@@ -278,7 +278,7 @@ def sampled_tokens(request: GenerateRequest, output: Any) -> Partial:
     return Partial(token_ids=tokens, log_probs=tuple(flat.logprobs), weight_versions=versions)
 
 
-def _refresh_tied(model: torch.nn.Module) -> None:
+def refresh_tied(model: torch.nn.Module) -> None:
     """Have modules that share a parameter prepare it again.
 
     On CPUs a linear layer multiplies with a packed copy of its weight. vLLM repacks it in the module that a

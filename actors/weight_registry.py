@@ -85,6 +85,10 @@ class RegistryWorker(Worker):
         return await self._registry.wait_newer(than, timeout)
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
+    async def wanted(self) -> WeightVersion | None:
+        return await self._registry.wanted()
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
         return await self._registry.wait_serving(replicas, version, timeout)
 
@@ -167,6 +171,10 @@ class GroupRegistry:
 
     async def wait_newer(self, than: WeightVersion | None, timeout: float) -> WeightVersion | None:
         found: WeightVersion | None = await self._call("wait_newer", than, timeout, waits=timeout)
+        return found
+
+    async def wanted(self) -> WeightVersion | None:
+        found: WeightVersion | None = await self._call("wanted")
         return found
 
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 from meshes import sdk
 from meshes.guardian import MARK
 
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MESH_PREFIX = "np-"
 """How the names of all meshes of a run begin, so that its faults are known by them."""
 
@@ -22,12 +24,13 @@ class PrivateHosts:
 
     def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str], closing: Future[None]) -> None:
         """Args:
-        tmp_dir: the run's folder for sockets, removed with the run.
+        tmp_dir: the run's folder for sockets and temporary files, removed with the run.
         env: environment of the hosts, which worker processes inherit.
         closing: once it is done, no hosts are waited for.
         """
         self._tmp_dir = tmp_dir
         self._env = {
+            CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE) or _inductor_cache(),
             **env,
             MARK: run_id,
             # Workers import what the controller can import: a user's module lies on its path, not on ours.
@@ -79,6 +82,11 @@ class PrivateHosts:
             return {name: getattr(state, keys[name]) for name in clusters}
 
         return sdk.run_blocking(start, self._closing)
+
+
+def _inductor_cache() -> str:
+    """Where torch keeps what it compiled: among the temporary files, by default, which go with the run."""
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 @contextlib.contextmanager

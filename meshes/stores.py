@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import os
 import pickle
 import sys
 import threading
@@ -93,7 +92,7 @@ class GlobalStore:
         )
         self._procs = [volumes, index]
         if self._closing.done():
-            raise RuntimeClosed("the runtime has been closed")
+            raise RuntimeClosed(sdk.CLOSED)
         self._server = await StoreServer.start(
             procs=volumes,
             name=self._name,
@@ -200,13 +199,8 @@ def host_id(cluster: str, node: int, first_cluster: str = "") -> str:
 
 
 def worker_command(log_path: Path, env: dict[str, str | None]) -> Any:
-    """How to start a process whose output goes to `log_path`."""
+    """How to start a process whose output goes to `log_path`. It has its host's environment, and `env`."""
     from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 
-    base: dict[str, str | None] = {
-        # The hosts have the run's own, for their sockets; workers' caches belong where they always are.
-        "TMPDIR": os.environ.get("TMPDIR"),
-        LOG_VARIABLE: str(log_path),
-        "PYTHONUNBUFFERED": "1",
-    }
+    base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
     return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**base, **env})

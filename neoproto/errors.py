@@ -166,6 +166,10 @@ class WeightMismatch(NeoProtoError):
     """The names, shapes or dtypes of a weight version differ from those of the model that should load it."""
 
 
+class WeightsNotServed(NeoProtoError, TimeoutError):
+    """A published version is not served by all replicas in time."""
+
+
 class NonFiniteLoss(NeoProtoError):
     """A loss or gradient norm is NaN or infinite; raised before the optimizer step, weights unchanged."""
 

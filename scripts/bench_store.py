@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
+import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,7 @@ class Cluster:
         self.client = StoreClient.attach(self.spec, host_id="0")
         self.stock = self._raw.spec().stock_client()
         self.loop = asyncio.new_event_loop()
+        self.wait(lambda: self.stock.put("warm-up", torch.zeros(1)))  # its volume imports TorchStore now
 
     def wait(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run something of the stock client's."""
@@ -177,10 +178,14 @@ def gets(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
     column = client.put(torch.zeros(65536, 1024))
     rows = np.sort(np.random.default_rng(0).choice(65536, 655, replace=False))
     found = side_by_side(
-        repeats, some=lambda: client.get(column, rows=rows), all=lambda: client.get(column).clone()
+        repeats * 3, some=lambda: client.get(column, rows=rows), all=lambda: client.get(column).clone()
     )
     yield Figure(
-        name="one_percent_of_rows_vs_all", value=found["some"] / found["all"], unit="ratio", goal="<= 0.05"
+        name="one_percent_of_rows_vs_all",
+        value=found["some"] / found["all"],
+        unit="ratio",
+        goal="<= 0.05",
+        detail=found,
     )
     client.delete(column)
 
@@ -209,7 +214,7 @@ def small(cluster: Cluster, repeats: int) -> Iterator[Figure]:
     many = [torch.full((4096,), float(i)) for i in range(200)]
     refs: list[Any] = []
     put_times, get_times = [], []
-    for _ in range(repeats):
+    for _ in range(repeats * 3):
         put_times.append(seconds(lambda: refs.extend(client.put_batch(many))))
         get_times.append(seconds(lambda: client.get_batch(refs)))
         client.delete_batch(refs)
@@ -239,17 +244,60 @@ def batches(cluster: Cluster, repeats: int) -> Iterator[Figure]:
     batch.release()
 
 
-def ray_store(sizes: list[int], repeats: int) -> Iterator[Figure]:
-    """Ray's object store, where it is installed; nothing is claimed of it."""
+def in_turn(
+    repeats: int, works: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
+) -> dict[str, float]:
+    """As `side_by_side`, of puts, each with what takes it back; neither that is timed nor two warm-ups."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats + 2):
+        for name, (put, undo) in works.items():
+            begin = time.perf_counter()
+            kept = put()
+            times[name].append(time.perf_counter() - begin)
+            undo(kept)
+    return {name: statistics.median(found[2:]) for name, found in times.items()}
+
+
+def ray_store(cluster: Cluster, sizes: list[int], largest: int, repeats: int) -> Iterator[Figure]:
+    """Ray's object store beside ours, where it is installed; nothing is claimed of it."""
     try:
         import ray  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    client = cluster.client
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=4 * largest * MIB,
+    )
+
+    def figure(name: str, found: dict[str, float]) -> Figure:
+        return Figure(
+            name=f"ray_{name}_vs_ours", value=found["ray"] / found["ours"], unit="times", detail=found
+        )
+
+    def put(value: torch.Tensor) -> dict[str, float]:
+        ours = (lambda: client.put(value), client.delete)
+        return in_turn(repeats, {"ours": ours, "ray": (lambda: ray.put(value.numpy()), lambda ref: None)})
+
+    def get(value: torch.Tensor) -> dict[str, float]:
+        mine, theirs = client.put(value), ray.put(value.numpy())
+        found = side_by_side(repeats * 3, ours=lambda: client.get(mine), ray=lambda: ray.get(theirs))
+        client.delete(mine)
+        return found
+
     for mib in sizes:
-        put = functools.partial(ray.put, np.zeros(mib * MIB, dtype=np.uint8))
-        found = statistics.median(seconds(put) for _ in range(repeats))
-        yield Figure(name=f"ray_put_{mib}mib", value=mib / 1024 / found, unit="GiB/s")
+        yield figure(f"put_{mib}mib", put(torch.randint(0, 255, (mib * MIB,), dtype=torch.uint8)))
+    yield figure(f"get_{largest}mib", get(torch.zeros(largest * MIB, dtype=torch.uint8)))
+    yield figure("small_put", put(torch.zeros(1024)))
+    yield figure("small_get", get(torch.zeros(1024)))
+    many = [torch.full((4096,), float(i)) for i in range(200)]
+    ours = (lambda: client.put_batch(many), client.delete_batch)
+    theirs = (lambda: [ray.put(one.numpy()) for one in many], lambda refs: None)
+    yield figure("batch_put_200x16kib", in_turn(repeats, {"ours": ours, "ray": theirs}))
     ray.shutdown()
 
 
@@ -268,7 +316,7 @@ def main() -> None:
         figures += gets(cluster, largest, options.repeats)
         figures += small(cluster, options.repeats)
         figures += batches(cluster, options.repeats)
-    figures += ray_store(sizes, options.repeats)
+        figures += ray_store(cluster, sizes, largest, options.repeats)
     report("store", options.repeats, figures)
 
 

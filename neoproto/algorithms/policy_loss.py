@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -66,9 +67,19 @@ class PolicyLoss:
     ppo_kl: torch.Tensor
 
 
-PolicyLossFn = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, PolicyLossOptions, LossDenominators], PolicyLoss
-]
+class PolicyLossFn(Protocol):
+    """One of `POLICY_LOSSES`; see `vanilla` for the arguments."""
+
+    def __call__(
+        self,
+        log_probs_bt: torch.Tensor,
+        old_log_probs_bt: torch.Tensor,
+        advantages_bt: torch.Tensor,
+        mask_bt: torch.Tensor,
+        options: PolicyLossOptions,
+        denominators: LossDenominators,
+        weights_bt: torch.Tensor | None = None,
+    ) -> PolicyLoss: ...
 
 
 def policy_loss(
@@ -80,6 +91,7 @@ def policy_loss(
     mask_bt: torch.Tensor,
     options: PolicyLossOptions,
     denominators: LossDenominators,
+    weights_bt: torch.Tensor | None = None,
 ) -> PolicyLoss:
     """The loss called `loss_mode`, one of `POLICY_LOSSES`; arguments by name, as for `vanilla`.
 
@@ -91,7 +103,7 @@ def policy_loss(
     except KeyError:
         known = ", ".join(POLICY_LOSSES)
         raise ValueError(f"policy_loss.loss_mode must be one of {known}, got {loss_mode!r}") from None
-    return function(log_probs_bt, old_log_probs_bt, advantages_bt, mask_bt, options, denominators)
+    return function(log_probs_bt, old_log_probs_bt, advantages_bt, mask_bt, options, denominators, weights_bt)
 
 
 def vanilla(
@@ -101,6 +113,7 @@ def vanilla(
     mask_bt: torch.Tensor,
     options: PolicyLossOptions,
     denominators: LossDenominators,
+    weights_bt: torch.Tensor | None = None,
 ) -> PolicyLoss:
     """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with dual clip (Ye et al., arXiv 1912.09729).
 
@@ -115,6 +128,9 @@ def vanilla(
         advantages_bt: float [B, T].
         mask_bt: int64 or bool [B, T].
         options, denominators: see there; the denominators are those of the mini-batch.
+        weights_bt: float [B, T], times which each token's loss counts, see
+            `neoproto.algorithms.rollout_correction`; no gradient flows into them. None for 1. The figures
+            other than the loss are not weighted.
     """
     log_ratio_bt = _log_ratio(log_probs_bt, old_log_probs_bt, advantages_bt, mask_bt)
     log_ratio_bt = log_ratio_bt.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -124,9 +140,10 @@ def vanilla(
     negative_bt = advantages_bt < 0
     # Filled where it does not apply: with c = inf, -A c would be NaN at A = 0.
     bound_bt = torch.where(negative_bt, -advantages_bt * options.clip_ratio_c, torch.inf)
+    loss_bt = _weighted(torch.minimum(upper_bt, bound_bt), weights_bt)
     share = _token_share(mask_bt, denominators)
     return PolicyLoss(
-        loss=aggregate_loss(torch.minimum(upper_bt, bound_bt), mask_bt, options.loss_agg_mode, denominators),
+        loss=aggregate_loss(loss_bt, mask_bt, options.loss_agg_mode, denominators),
         pg_clipfrac=share(clipped_bt > free_bt),
         pg_clipfrac_lower=share(upper_bt > bound_bt),
         ppo_kl=share(-log_ratio_bt),
@@ -140,6 +157,7 @@ def gspo(
     mask_bt: torch.Tensor,
     options: PolicyLossOptions,
     denominators: LossDenominators,
+    weights_bt: torch.Tensor | None = None,
 ) -> PolicyLoss:
     """Group sequence policy optimisation (arXiv 2507.18071, eq. 5-7; the token form is its section 4.3).
 
@@ -159,9 +177,10 @@ def gspo(
     ratio_bt = (row_log_ratio_b1 + own_bt).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     advantages_bt = fill_masked(advantages_bt, mask_bt)
     free_bt, clipped_bt = _surrogates(ratio_bt, advantages_bt, options)
+    loss_bt = _weighted(torch.maximum(free_bt, clipped_bt), weights_bt)
     share = _token_share(mask_bt, denominators)
     return PolicyLoss(
-        loss=aggregate_loss(torch.maximum(free_bt, clipped_bt), mask_bt, options.loss_agg_mode, denominators),
+        loss=aggregate_loss(loss_bt, mask_bt, options.loss_agg_mode, denominators),
         pg_clipfrac=share(clipped_bt > free_bt),
         pg_clipfrac_lower=torch.zeros_like(row_log_ratio_b1.sum()),
         ppo_kl=share(-log_ratio_bt),
@@ -193,6 +212,14 @@ def _surrogates(
     """(-A r, -A clip(r)), both [B, T]."""
     clipped_bt = ratio_bt.clamp(1.0 - options.clip_ratio_low, 1.0 + options.clip_ratio_high)
     return -advantages_bt * ratio_bt, -advantages_bt * clipped_bt
+
+
+def _weighted(loss_bt: torch.Tensor, weights_bt: torch.Tensor | None) -> torch.Tensor:
+    """Each token's loss times its weight, [B, T]; the weights are constants."""
+    if weights_bt is None:
+        return loss_bt
+    require_same_shape(loss_bt=loss_bt, weights_bt=weights_bt)
+    return loss_bt * weights_bt.detach()
 
 
 def _token_share(

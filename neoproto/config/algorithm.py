@@ -29,6 +29,23 @@ class KlCtrlConfig(Section):
     """adaptive: samples over which the weight may double or halve, roughly."""
 
 
+class RolloutCorrectionConfig(Section):
+    """Samples of another policy (older weights, other numerics) than an update starts from.
+
+    Their log-probs are recomputed with the policy as the step finds it, and PPO's ratio is taken against
+    those (decoupled PPO), unless `bypass_mode` is on.
+    """
+
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Weigh the policy loss by old / rollout probability: per token, or one product per response; null = no
+    weights."""
+    rollout_is_threshold: Annotated[float, Field(ge=1)] = 2.0
+    """Weights above this are cut down to it."""
+    bypass_mode: bool = False
+    """Take PPO's ratio against the probabilities recorded at sampling and recompute none; needs
+    rollout_is=null, as the ratio is the correction then."""
+
+
 class AlgorithmConfig(Section):
     """Advantages and rewards."""
 
@@ -51,6 +68,8 @@ class AlgorithmConfig(Section):
     """Estimator of that penalty; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
     kl_ctrl: KlCtrlConfig = KlCtrlConfig()
     """Weight of that penalty."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """Samples of another policy than the one an update starts from."""
 
 
 class RewardFunctionConfig(Section):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neoproto.config.schema import OPTIONAL_ROLES, RunConfig
-from neoproto.config.topology import SECTION_OF_ROLE, role_problems, world_size
+from neoproto.config.topology import SECTION_OF_ROLE, role_problems, shares_devices, world_size
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -38,10 +38,13 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_mini_batches(config),
         *_ranks(config),
         *_algorithm(config),
+        *_correction(config),
         *_clipping(config),
         *_reward(config),
         *_topology(config),
         *_roles(config),
+        *_registry(config),
+        *_modes(config),
     ]
 
 
@@ -183,6 +186,8 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
     topology = config.resolved_topology()
     for role in config.roles:
         ranks = world_size(topology, role) or 1
+        if role == "rollout" and config.is_async:
+            continue  # the dispatcher deals prompts to replicas as they come
         if role == "rollout":
             rows, unit = prompts, "prompts"
         else:
@@ -229,6 +234,18 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             f"critic.enable: got {str(enable).lower()}, but {by_estimator}={estimator} {wants}; set null",
             "critic.enable",
             by_estimator,
+        )
+
+
+def _correction(config: RunConfig) -> Iterator[Problem]:
+    """With `bypass_mode` PPO's own ratio corrects; weights on top would correct twice."""
+    correction, where = config.algorithm.rollout_correction, "algorithm.rollout_correction"
+    if correction.bypass_mode and correction.rollout_is is not None:
+        yield _problem(
+            f"{where}.rollout_is: got {correction.rollout_is!r} with {where}.bypass_mode=true, which takes "
+            "PPO's ratio against rollout itself; set one of them to null, false",
+            f"{where}.rollout_is",
+            f"{where}.bypass_mode",
         )
 
 
@@ -309,3 +326,65 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
                 f"worker {model.worker!r}",
                 "topology",
             )
+
+
+def _registry(config: RunConfig) -> Iterator[Problem]:
+    """Worker groups have different names."""
+    name, topology = config.weights.registry_name, config.resolved_topology()
+    if name in {*(model.name for model in topology.models), *config.roles, *OPTIONAL_ROLES}:
+        yield _problem(
+            f"weights.registry_name: got {name!r}, which is the name of another worker group",
+            "weights.registry_name",
+            "topology",
+        )
+
+
+def _modes(config: RunConfig) -> Iterator[Problem]:
+    """What the asynchronous modes need, and what only they can use."""
+    mode, rollout, buffer = (
+        config.trainer.mode,
+        config.actor_rollout_ref.rollout,
+        config.trainer.replay_buffer,
+    )
+    own = f"{ROLLOUT}.n_gpus_per_node"
+    if rollout.n_gpus_per_node is not None and (config.topology is not None or not config.is_async):
+        why = (
+            "topology says where rollout runs" if config.is_async else "trainer.mode=sync shares its devices"
+        )
+        yield _problem(
+            f"{own}: got {rollout.n_gpus_per_node}, but {why}; set it to null",
+            own,
+            "topology",
+            "trainer.mode",
+        )
+    if not config.is_async:
+        return
+    topology = config.resolved_topology()
+    for role in config.roles:
+        if role != "rollout" and shares_devices(topology, "rollout", role):
+            yield _problem(
+                f"topology.models: rollout shares devices with {role!r}; trainer.mode={mode} needs some "
+                "of its own for rollout (another pool or device_range)",
+                "topology",
+                "trainer.mode",
+            )
+    lag, most = config.trainer.decoupled_async.min_version_lag, buffer.max_off_policy_threshold
+    if mode == "decoupled_async" and lag >= most:
+        yield _problem(
+            f"trainer.decoupled_async.min_version_lag: got {lag}, wanted less than "
+            f"trainer.replay_buffer.max_off_policy_threshold={most}",
+            "trainer.decoupled_async.min_version_lag",
+            "trainer.replay_buffer.max_off_policy_threshold",
+            "trainer.mode",
+        )
+    ahead = config.async_options.num_warmup_batches
+    if buffer.max_off_policy_strategy == "drop" and ahead > most * config.async_options.parameter_sync_step:
+        yield _problem(
+            f"trainer.{mode}.num_warmup_batches: got {ahead}; with trainer.replay_buffer."
+            f"max_off_policy_threshold={most} and parameter_sync_step="
+            f"{config.async_options.parameter_sync_step} every one of them would be too old and be dropped",
+            f"trainer.{mode}.num_warmup_batches",
+            f"trainer.{mode}.parameter_sync_step",
+            "trainer.replay_buffer",
+            "trainer.mode",
+        )

@@ -129,6 +129,9 @@ class RolloutConfig(Section):
 
     name: Literal["vllm"] = "vllm"
     """The engine."""
+    n_gpus_per_node: Count | None = None
+    """Devices of its own on every node of the preset topology, one replica each, in the asynchronous modes
+    (null = 1); in sync mode rollout has those of training."""
     n: Count = 1
     """Samples per prompt."""
     temperature: Positive = 1.0

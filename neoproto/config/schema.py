@@ -6,6 +6,7 @@ from neoproto.config.algorithm import AlgorithmConfig, RewardConfig
 from neoproto.config.base import Section
 from neoproto.config.critic import CriticConfig
 from neoproto.config.data import DataConfig
+from neoproto.config.modes import SeparateAsyncConfig
 from neoproto.config.policy import PolicyConfig
 from neoproto.config.runtime import RuntimeConfig
 from neoproto.config.topology import TopologyConfig, preset_topology
@@ -48,6 +49,17 @@ class RunConfig(RuntimeRoot):
         return self.algorithm.adv_estimator == "gae"
 
     @property
+    def is_async(self) -> bool:
+        """Whether rollout runs ahead of training, on devices of its own."""
+        return self.trainer.mode != "sync"
+
+    @property
+    def async_options(self) -> SeparateAsyncConfig:
+        """The options of the asynchronous mode that is on; `decoupled_async`'s are more."""
+        trainer = self.trainer
+        return trainer.separate_async if trainer.mode == "separate_async" else trainer.decoupled_async
+
+    @property
     def uses_reference(self) -> bool:
         """Whether a KL term is on."""
         return self.algorithm.use_kl_in_reward or self.actor_rollout_ref.actor.use_kl_loss
@@ -82,5 +94,8 @@ class RunConfig(RuntimeRoot):
             self.roles,
             nnodes=trainer.nnodes or 1,
             n_gpus_per_node=trainer.n_gpus_per_node or 1,
+            rollout_gpus_per_node=(
+                self.actor_rollout_ref.rollout.n_gpus_per_node or 1 if self.is_async else 0
+            ),
             device_type=None if trainer.device_type == "auto" else trainer.device_type,
         )

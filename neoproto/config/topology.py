@@ -88,21 +88,43 @@ class TopologyConfig(Section):
 
 
 def preset_topology(
-    roles: Sequence[str], *, nnodes: int, n_gpus_per_node: int, device_type: Literal["gpu", "cpu"] | None
+    roles: Sequence[str],
+    *,
+    nnodes: int,
+    n_gpus_per_node: int,
+    rollout_gpus_per_node: int = 0,
+    device_type: Literal["gpu", "cpu"] | None,
 ) -> TopologyConfig:
-    """One cluster, one pool over all of it, and one colocated model a role."""
+    """One cluster and one pool of training, over which all roles are spread, colocated.
+
+    Args:
+        rollout_gpus_per_node: devices a node of a second pool, which only rollout has; 0 = rollout is
+            colocated with the others.
+    """
+    cluster = ClusterConfig(
+        name="default",
+        nnodes=nnodes,
+        n_gpus_per_node=n_gpus_per_node + rollout_gpus_per_node,
+        device_type=device_type,
+    )
+    pools = [
+        DevicePoolConfig(name="train", cluster="default", nnodes=nnodes, n_gpus_per_node=n_gpus_per_node)
+    ]
+    if rollout_gpus_per_node:
+        pools.append(
+            DevicePoolConfig(
+                name="rollout", cluster="default", nnodes=nnodes, n_gpus_per_node=rollout_gpus_per_node
+            )
+        )
     return TopologyConfig(
-        clusters=(
-            ClusterConfig(
-                name="default", nnodes=nnodes, n_gpus_per_node=n_gpus_per_node, device_type=device_type
-            ),
-        ),
-        device_pools=(
-            DevicePoolConfig(name="train", cluster="default", nnodes=nnodes, n_gpus_per_node=n_gpus_per_node),
-        ),
+        clusters=(cluster,),
+        device_pools=tuple(pools),
         models=tuple(
             TopologyModelConfig(
-                name=role, worker=role, config_key=SECTION_OF_ROLE[role], resource_pool="train"
+                name=role,
+                worker=role,
+                config_key=SECTION_OF_ROLE[role],
+                resource_pool="rollout" if rollout_gpus_per_node and role == "rollout" else "train",
             )
             for role in roles
         ),
@@ -120,6 +142,24 @@ def world_size(topology: TopologyConfig, role: str) -> int | None:
         return stop - start if stop > start else None
     pool = pools[models[0].resource_pool]
     return pool.nnodes * pool.n_gpus_per_node
+
+
+def shares_devices(topology: TopologyConfig, role: str, other: str) -> bool:
+    """Whether a model of `role` has a device that a model of `other` has too."""
+    sizes = {pool.name: pool.nnodes * pool.n_gpus_per_node for pool in topology.device_pools}
+
+    def ranges(wanted: str) -> list[tuple[str, int, int]]:
+        return [
+            (model.resource_pool, *(model.device_range or (0, sizes.get(model.resource_pool, 0))))
+            for model in topology.models
+            if model.worker == wanted
+        ]
+
+    return any(
+        pool == other_pool and start < other_stop and other_start < stop
+        for pool, start, stop in ranges(role)
+        for other_pool, other_start, other_stop in ranges(other)
+    )
 
 
 def role_problems(

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import AsStrings, Count, Seconds, Section
+from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section
+from neoproto.config.modes import DecoupledAsyncConfig, ReplayBufferConfig, SeparateAsyncConfig
 
 Logger = Literal["console", "jsonl", "tensorboard"]
 Interval = Annotated[int, Field(ge=-1)]
@@ -38,8 +39,15 @@ class TimeoutsConfig(Section):
 class TrainerConfig(Section):
     """The training loop."""
 
-    mode: Literal["sync"] = "sync"
-    """The trainer drives rollout and weights itself, step by step."""
+    mode: Literal["sync", "separate_async", "decoupled_async"] = "sync"
+    """sync = generate, train, publish, one after the other; separate_async = rollout runs ahead on its own
+    devices, the trainer updates it; decoupled_async = the same, but replicas pull weights by themselves."""
+    separate_async: SeparateAsyncConfig = SeparateAsyncConfig()
+    """Options of that mode."""
+    decoupled_async: DecoupledAsyncConfig = DecoupledAsyncConfig()
+    """Options of that mode."""
+    replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
+    """Finished groups, in both asynchronous modes."""
     total_epochs: Count = 1
     """Passes over the training data."""
     total_training_steps: Count | None = None
@@ -75,7 +83,22 @@ class TrainerConfig(Section):
 class WeightsConfig(Section):
     """How weight versions travel from the policy to rollout."""
 
+    device: Literal["cpu"] = "cpu"
+    """Where published versions wait: in host memory."""
+    transport: Literal["auto", "shared_memory", "store", "nixl"] = "auto"
+    """auto = shared memory on one host, the store's own way between hosts."""
+    num_slots: Annotated[int, Field(ge=2, le=64)] = 3
+    """Versions kept at once; the next publish waits until the oldest is read by nobody."""
     rollout_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the published weights; null = `rollout.dtype`."""
+    lease_ttl: Seconds = 10.0
+    """A reader that is silent for so many seconds counts as gone."""
+    registry_name: Name = "registry"
+    """Name of the worker group that keeps the list of versions."""
+    pause_mode: Literal["abort", "keep"] = "abort"
+    """Requests that are still running when weights are loaded: abort = stopped and continued from their
+    partial output; keep = frozen and continued, their cache recomputed."""
+    drain_timeout: NonNegative = 5.0
+    """Before that, let requests end for so many seconds, so that a response has one version; 0 = not."""
     bucket_mib: Annotated[int, Field(gt=0, le=65536)] = 64
     """Weights are put into the store in buckets of at most so many MiB (a larger weight has its own)."""

@@ -152,11 +152,19 @@ def column_of(name: str, value: Value | ObjectRef, view: View | None = None) -> 
     elif isinstance(value, np.ndarray):
         tensor, shape, dtype = False, value.shape, value.dtype
     else:
-        raise ValueError(f"column {name!r} must be a dense tensor or an array, got {type(value).__name__}")
+        raise ValueError(f"column {name!r} must be a dense tensor or an array, got {_kind_of(value)}")
     if not shape:
         raise ValueError(f"column {name!r} has no batch dimension: shape ()")
     kind: Literal["tensor", "array"] = "tensor" if tensor else "array"
     return Column(kind, dtype, shape[1:], (value,), view or View(range(shape[0])))
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if value.is_nested:
+        return "a nested tensor: pad it, or give its rows as a non-tensor, list(value.unbind())"
+    return f"a tensor of layout {value.layout}"
 
 
 def join_columns(name: str, columns: Sequence[Column], memo: dict[Any, View]) -> Column:

@@ -40,7 +40,7 @@ def save(path: Path, columns: Mapping[str, Any], meta_info: Mapping[str, Any]) -
         entry: dict[str, Any] = {"name": name}
         info, parts = encode(value)
         if info.kind in ("tensor", "array"):
-            data: Any = parts[0].numpy()
+            data: Any = parts[0]
             entry.update(kind=info.kind, dtype=info.dtype, shape=list(info.shape))
         elif info.kind == "objects":
             elements = [_to_json(v, f"{name}[{i}]") for i, v in enumerate(value.reshape(-1).tolist())]
@@ -108,8 +108,7 @@ def _elements(elements: list[Any], shape: Sequence[int]) -> np.ndarray[Any, Any]
 
 def _dense(kind: Any, dtype: str, shape: tuple[int, ...], data: bytearray) -> Any:
     info = ValueInfo(kind=kind, dtype=dtype, shape=shape, nbytes=len(data))
-    part = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return decode(info, (part,))
+    return decode(info, (np.frombuffer(data, dtype=np.uint8),))
 
 
 def _to_json(value: Any, where: str) -> Any:
@@ -145,7 +144,7 @@ def _tagged_array(value: Any, where: str) -> Any:
         _TAG: "scalar" if scalar else info.kind,
         "dtype": info.dtype,
         "shape": list(info.shape),
-        "data": base64.b64encode(parts[0].numpy().tobytes()).decode(),
+        "data": base64.b64encode(parts[0].tobytes()).decode(),
     }
 
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from neoproto.runtime.signals import Terminated
-from neoproto.trainer.sync import StepReport, TrainingResult
+from neoproto.trainer.record import StepReport, TrainingResult
 
 PLAIN_WIDTH = 120
 

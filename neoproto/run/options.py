@@ -17,7 +17,7 @@ from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.config import OptimConfig, RunConfig
 from neoproto.data.generation import SamplingParams
 from neoproto.data.paths import user_path
-from neoproto.weights import WeightOptions
+from neoproto.weights import UpdateOptions, WeightOptions
 
 DeviceType = Literal["cpu", "gpu"]
 
@@ -51,10 +51,33 @@ def policy_options(config: RunConfig, model_dir: Path, device: DeviceType, total
         use_kl_loss=actor.use_kl_loss,
         kl_loss_coef=actor.kl_loss_coef,
         kl_loss_type=actor.kl_loss_type,
+        use_rollout_is=config.algorithm.rollout_correction.rollout_is is not None,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
-        weights=WeightOptions(
-            rollout_dtype=config.rollout_dtype, bucket_bytes=config.weights.bucket_mib << 20
-        ),
+        weights=weight_options(config),
+    )
+
+
+def weight_options(config: RunConfig) -> WeightOptions:
+    """How weights are published and pulled."""
+    weights = config.weights
+    return WeightOptions(
+        device=weights.device,
+        transport=weights.transport,
+        num_slots=weights.num_slots,
+        rollout_dtype=config.rollout_dtype,
+        lease_ttl=weights.lease_ttl,
+        bucket_bytes=weights.bucket_mib << 20,
+    )
+
+
+def update_options(config: RunConfig) -> UpdateOptions:
+    """When and how replicas take new weights; in the other modes they are told when."""
+    decoupled, weights = config.trainer.decoupled_async, config.weights
+    return UpdateOptions(
+        min_version_lag=decoupled.min_version_lag,
+        poll_interval=decoupled.poll_interval,
+        pause_mode=weights.pause_mode,
+        drain_timeout=weights.drain_timeout,
     )
 
 
@@ -130,6 +153,9 @@ def rollout_options(
             max_tokens=most,
             greedy=not validation.do_sample,
         ),
+        updates=update_options(config),
+        lease_ttl=config.weights.lease_ttl,
+        transport=config.weights.transport,
     )
 
 

@@ -10,10 +10,14 @@ from actors.reference import ReferenceWorker
 from actors.reward import RewardWorker
 from actors.rollout import RolloutWorker
 from actors.rollout_options import rollout_env
+from actors.weight_registry import RegistryWorker
 from neoproto.run import options
 from neoproto.run.prepare import PreparedRun
 from neoproto.runtime import ClassWithInitArgs, Worker
 from neoproto.runtime.placement import DeviceType, Placement
+
+REGISTRY = "registry"
+"""The role of the group that keeps the list of weight versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,12 +25,14 @@ class Recipe:
     """One worker group.
 
     Attributes:
-        role: its name.
+        role: what it does.
+        name: of the group.
         workers: the class with its arguments and environment.
         model: the model of the topology whose devices it takes; None is a process beside the controller.
     """
 
     role: str
+    name: str
     workers: ClassWithInitArgs
     model: str | None
 
@@ -59,6 +65,8 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
     reward = models["reward"].name if "reward" in models else None
     judge = options.reward_options(config, prepared.model_dir, prepared.eos_token_ids)
     found.append(_recipe("reward", reward, RewardWorker, judge, torch_env(1)))
+    registry = ClassWithInitArgs(RegistryWorker, env=torch_env(1))
+    found.append(Recipe(role=REGISTRY, name=config.weights.registry_name, workers=registry, model=None))
     return found
 
 
@@ -71,7 +79,7 @@ def torch_env(num_threads: int | None) -> dict[str, str]:
 def _recipe(
     role: str, model: str | None, cls: type[Worker], worker_options: object, env: dict[str, str]
 ) -> Recipe:
-    return Recipe(role=role, workers=ClassWithInitArgs(cls, worker_options, env=env), model=model)
+    return Recipe(role=role, name=role, workers=ClassWithInitArgs(cls, worker_options, env=env), model=model)
 
 
 def _rollout(prepared: PreparedRun, device: DeviceType, model: str) -> Recipe:

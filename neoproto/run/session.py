@@ -21,13 +21,13 @@ from neoproto.run.console import RunConsole
 from neoproto.run.folder import make_run_folder, open_run_log
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
-from neoproto.run.recipes import Recipe, recipes
+from neoproto.run.recipes import REGISTRY, Recipe, recipes
+from neoproto.run.trainers import train
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.placement import Placement
 from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.protocols import Group, Workers
-from neoproto.trainer.step import StepSettings
-from neoproto.trainer.sync import SyncTrainer, TrainingResult
+from neoproto.trainer.protocols import Workers
+from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 log = logging.getLogger("neoproto.run")
@@ -91,9 +91,10 @@ class RunSession:
         with runtime:
             console.table(runtime.placement_table())
             with console.stage("starting workers"):
-                workers = self._start_workers(runtime)
+                groups = self._start_groups(runtime)
+                workers = self._attached(groups)
             with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
-                result = asyncio.run(self._trainer(workers, trackers).run())
+                result = train(self._parts(workers, trackers), groups[REGISTRY])
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
                 self._save(workers, model_dir)
@@ -102,17 +103,16 @@ class RunSession:
         console.finish(result, self._folder, model_dir)
         return result
 
-    def _trainer(self, workers: Workers, tracker: Tracker) -> SyncTrainer:
+    def _parts(self, workers: Workers, tracker: Tracker) -> TrainingParts:
         config, prepared = self._config, self._prepared
-        return SyncTrainer(
+        return training_parts(
             config,
             workers,
             RunPrompts(prepared.loader, prepared.validation, config.data.val_batch_size),
-            StepSettings.from_config(config),
             tracker=tracker,
+            show=self._console,
             run_dir=self._folder,
             total_steps=prepared.total_steps,
-            show=self._console,
         )
 
     def _trackers(self) -> list[Tracker]:
@@ -122,17 +122,17 @@ class RunSession:
             trackers.append(TensorBoardTracker(self._folder / "tensorboard"))
         return trackers
 
-    def _start_workers(self, runtime: Runtime) -> Workers:
-        """All groups at once: most of a start is imports and vLLM's own set-up."""
+    def _start_groups(self, runtime: Runtime) -> Mapping[str, WorkerGroup]:
+        """By role. All groups at once: most of a start is imports and vLLM's own set-up."""
         timeout = self._config.trainer.timeouts.start
 
         def start(recipe: Recipe) -> WorkerGroup:
             pool = (
-                runtime.create_resource_pool(on="controller", name=recipe.role)
+                runtime.create_resource_pool(on="controller", name=recipe.name)
                 if recipe.model is None
                 else runtime.model_resource_pool(recipe.model)
             )
-            return runtime.create_worker_group(recipe.workers, on=pool, name=recipe.role, timeout=timeout)
+            return runtime.create_worker_group(recipe.workers, on=pool, name=recipe.name, timeout=timeout)
 
         threads = ThreadPoolExecutor(len(self._recipes), thread_name_prefix="start-workers")
         try:
@@ -145,8 +145,19 @@ class RunSession:
         finally:
             # After a failure or a signal nobody is waited for: closing the runtime ends what still starts.
             threads.shutdown(wait=False, cancel_futures=True)
-        groups: Mapping[str, Group] = {role: future.result() for role, future in futures.items()}
+        return {role: future.result() for role, future in futures.items()}
+
+    def _attached(self, groups: Mapping[str, WorkerGroup]) -> Workers:
+        """Tell those who publish and pull weights where the registry is."""
+        limit = self._config.trainer.timeouts.weights
+        calls = [
+            groups[role].submit("attach_registry", (groups[REGISTRY],), timeout=limit)
+            for role in ("actor", "rollout")
+        ]
+        for call in calls:
+            call.result()
         return Workers(
+            num_devices=self._placement.num_devices,
             rollout=groups["rollout"],
             reward=groups["reward"],
             actor=groups["actor"],

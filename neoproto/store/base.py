@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
-import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +24,9 @@ import numpy.typing as npt
 from neoproto.errors import StoreClosed
 
 T = TypeVar("T")
+
+Bytes = npt.NDArray[np.uint8]
+"""[n] uint8."""
 
 Rows = range | npt.NDArray[np.int64]
 """Which rows of a value's first dimension: a range, or int64 positions in any order, with repeats."""
@@ -252,6 +255,10 @@ class ObjectStore(Protocol):
         """Delete many values. All that exist are deleted even if one is missing."""
         ...
 
+    def stats(self, *, run: bool = False) -> dict[str, int]:
+        """Counters by name: what this process did; with `run`, what the store holds and all processes did."""
+        ...
+
 
 _UNSET: Any = object()
 _active: ContextVar[ObjectStore | None] = ContextVar("neoproto_active_store", default=_UNSET)
@@ -319,7 +326,7 @@ def store_of(ref: ObjectRef) -> ObjectStore:
 
 def fresh_key(prefix: str = "object") -> str:
     """A key nobody else uses."""
-    return f"{prefix}/{uuid.uuid4().hex}"
+    return f"{prefix}/{os.urandom(16).hex()}"
 
 
 def pair_rows(

@@ -14,13 +14,13 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._src.actor.actor_mesh import _client_context, _context
 from monarch.actor import context
 
-from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
+from neoproto.errors import KeyMissing, StoreError
+from neoproto.store import rdma
 from neoproto.store.base import (
     KeyOrRef,
     ObjectRef,
@@ -34,17 +34,19 @@ from neoproto.store.base import (
     register_client,
 )
 from neoproto.store.codec import decode, encode
+from neoproto.store.counters import REPORTED, ClientCounters
+from neoproto.store.line import Line
 from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
 from neoproto.store.pool import Grant
 from neoproto.store.putter import Putter, Written, new_generation
 from neoproto.store.rowcache import Plan, RowCache
 from neoproto.store.snapshots import Lease, Snapshot
-from neoproto.store.wire import Gone, Received, Sent, Wanted, text_of, to_blobs, to_parts
-from neoproto.store.writing import Drafts
+from neoproto.store.wire import Gone, Received, Sent, Wanted, failure_of, pack
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreSpec
+    from neoproto.store.writing import Drafts
 
 T = TypeVar("T")
 
@@ -57,17 +59,6 @@ _home: str = ""
 def home_volume() -> str:
     """The volume this process puts into; "" before a client is attached."""
     return _home
-
-
-@dataclass(kw_only=True, slots=True)
-class ClientCounters:
-    """Counts of one process. `gets_shared` are those gets that cost no message to a volume."""
-
-    puts: int = 0
-    gets: int = 0
-    gets_shared: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
 
 
 class _NotHere(Exception):
@@ -84,9 +75,10 @@ class StoreClient:
     """
 
     def __init__(self, spec: StoreSpec, volume: str, host_id: str) -> None:
-        self.name, self.volume = spec.name, volume
+        self.name, self.volume, self._id = spec.name, volume, uuid.uuid4().hex
         self.counters = ClientCounters()
         self._spec, self._host_id = spec, host_id
+        self._rdma = spec.remote == "rdma" or (spec.remote == "auto" and rdma.available())
         self._volumes: dict[str, Any] = {}
         self._memories: dict[str, SharedVolume | None] = {}
         self._memory_lock = threading.Lock()
@@ -94,6 +86,7 @@ class StoreClient:
         self._putter: Putter | None = None
         self._closed = False
         self._loop = LoopThread(f"client of store {spec.name!r}")
+        self._line = Line(f"replies of store {spec.name!r}")
         self._stock: Any = None
 
     @classmethod
@@ -170,6 +163,8 @@ class StoreClient:
 
     def drafts(self) -> Drafts | None:
         """Values to be written in place; None if this process cannot write to its volume's memory."""
+        from neoproto.store.writing import Drafts  # with torch, which not every process needs
+
         memory = self._memory(self.volume)
         return None if memory is None else Drafts(self, memory)
 
@@ -211,9 +206,10 @@ class StoreClient:
     def stats(self, *, run: bool = False) -> dict[str, int]:
         """Counts of this process, or, with `run`, the sums over the run's volumes.
 
-        Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out, bytes_mapped and
-        bytes_copied (of shared memory), holds (segments kept by values it still has), cache_hits and
-        cache_misses (rows of other hosts' values), cache_bytes. Of a run: see `Values.stats`.
+        Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out (by message),
+        bytes_mapped and bytes_copied (of shared memory), holds (segments kept by values it still has),
+        cache_hits and cache_misses (rows of other hosts' values), cache_bytes. Of a run: those of all
+        processes, each as of its last put, and `Values.stats`.
         """
         if not run:
             return self._own_stats()
@@ -230,16 +226,12 @@ class StoreClient:
         found: dict[str, int] = self._run(ask(), True)
         return found
 
+    def _report(self) -> tuple[str, dict[str, int]]:
+        """Who this is and what it has read so far, for the run's sums."""
+        return self._id, {name: self._own_stats()[name] for name in REPORTED}
+
     def _own_stats(self) -> dict[str, int]:
-        memories = [memory for memory in self._memories.values() if memory is not None]
-        return asdict(self.counters) | {
-            "bytes_mapped": sum(memory.mapped for memory in memories),
-            "bytes_copied": sum(memory.copied for memory in memories),
-            "holds": sum(memory.holds for memory in memories),
-            "cache_hits": self._cache.hits,
-            "cache_misses": self._cache.misses,
-            "cache_bytes": self._cache.nbytes,
-        }
+        return self.counters.with_memory(list(self._memories.values()), self._cache)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the client's loop and wait for it."""
@@ -251,6 +243,7 @@ class StoreClient:
         forget_client(self)
         self._closed = True
         self._loop.close()
+        self._line.close()
         if self._putter is not None:
             self._putter.close()
 
@@ -279,10 +272,11 @@ class StoreClient:
 
     async def tell(self, what: str, written: Written) -> list[ObjectRef]:
         """Announce values whose bytes are in place; for the client's own writers."""
+        packed = pack(written.refs)
         try:
             told: tuple[Any, Any] = await asyncio.gather(
-                self._call(what, self._volume(self.volume).commit, written.tokens, written.refs),
-                self._call(what, self._spec.index.announce, written.refs),
+                self._ring(what, self.volume, "commit", written.tokens, packed, self._report()),
+                self._ring(what, None, "announce", packed),
                 return_exceptions=True,
             )
         finally:
@@ -299,7 +293,7 @@ class StoreClient:
 
     async def reserve(self, what: str, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
         """Memory of this host's volume to write into; `retired` are reservations done with."""
-        grants: list[Grant] = await self._call(what, self._volume(self.volume).reserve, wanted, retired)
+        grants: list[Grant] = await self._ring(what, self.volume, "reserve", wanted, retired)
         return grants
 
     async def _send(self, what: str, named: list[tuple[str, Any]]) -> list[ObjectRef]:
@@ -307,8 +301,8 @@ class StoreClient:
         sent = []
         for key, value in named:
             info, parts = encode(value)
-            sent.append(Sent(key=key, generation=new_generation(), info=info, blobs=to_blobs(parts)))
-        places = await self._call(what, self._volume(self.volume).put_many, sent)
+            sent.append(Sent(key=key, generation=new_generation(), info=info, parts=parts))
+        places = await self._call(what, self._volume(self.volume).put_many, sent, self._report())
         refs = [
             ObjectRef(
                 store=self.name,
@@ -320,7 +314,7 @@ class StoreClient:
             )
             for one, place in zip(sent, places, strict=True)
         ]
-        await self.drop(await self._call(what, self._spec.index.announce, refs))
+        await self.drop(await self._ring(what, None, "announce", pack(refs)))
         return refs
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
@@ -342,7 +336,7 @@ class StoreClient:
         named = {i: key for i, key in keys.items() if isinstance(key, str)}
         if not named:
             return refs
-        located = await self._call("looking up keys", self._spec.index.locate, list(named.values()))
+        located = await self._ring("looking up keys", None, "locate", list(named.values()))
         for (i, key), found in zip(named.items(), located, strict=True):
             if found.ref is not None:
                 refs[i] = found.ref
@@ -380,7 +374,7 @@ class StoreClient:
         for items, received in zip(by_volume.values(), answers, strict=True):
             for (i, ref, _), answer in zip(items, received, strict=True):
                 if answer.info is not None:
-                    info, parts = self._cache.complete(plans[i], answer.info, to_parts(answer.blobs))
+                    info, parts = self._cache.complete(plans[i], answer.info, answer.parts)
                     values[i] = decode(info, parts)
                     self.counters.gets += 1
                     self.counters.bytes_out += answer.info.nbytes
@@ -431,16 +425,19 @@ class StoreClient:
         self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, Plan]
     ) -> list[Received]:
         request = [Wanted(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items]
-        answer: list[Received] = await self._call(
-            f"get of {items[0][1].key!r}", self._volume(volume).get_many, request
-        )
-        return answer
+        what, actor = f"get of {items[0][1].key!r}", self._volume(volume)
+        answers: list[Received] = await self._call(what, actor.get_many, request, self._rdma)
+        offers = [answer.offer.number for answer in answers if answer.offer is not None]
+        if offers:
+            answers = [await self._bounded(what, rdma.fetch(answer)) for answer in answers]
+            await self._call(what, actor.withdraw, offers)
+        return answers
 
     async def _delete(self, keys: Sequence[KeyOrRef], missing_ok: bool) -> None:
         if not keys:
             return
         request = [(_name(key), key.generation if isinstance(key, ObjectRef) else None) for key in keys]
-        found = await self._call(f"delete of {request[0][0]!r}", self._spec.index.retract, request)
+        found = await self._ring(f"delete of {request[0][0]!r}", None, "retract", request)
         await self.drop([gone for each in found for gone in each])
         missing = [_name(key) for key, each in zip(keys, found, strict=True) if not each]
         if missing and not missing_ok:
@@ -453,7 +450,7 @@ class StoreClient:
             by_volume.setdefault(item.volume, []).append((item.key, item.generation, item.slot))
         await asyncio.gather(
             *(
-                self._call(f"delete of {items[0][0]!r}", self._volume(volume).delete_many, items)
+                self._ring(f"delete of {items[0][0]!r}", volume, "delete_many", items)
                 for volume, items in by_volume.items()
             )
         )
@@ -470,6 +467,18 @@ class StoreClient:
             self._stock = self._spec.stock_client()
         return self._stock
 
+    async def _ring(self, what: str, volume: str | None, method: str, *args: Any) -> Any:
+        """Call a volume, or the index, past its endpoints."""
+        actor, address = self._spec.index, self._spec.index_line
+        if volume is not None:
+            actor, address = self._volume(volume), self._spec.lines[volume]
+
+        def alive() -> Awaitable[Any]:
+            answer: Awaitable[Any] = actor.identify.call_one().as_asyncio()
+            return answer
+
+        return await self._bounded(what, self._line.call(address, alive, method, args))
+
     async def _call(self, what: str, endpoint: Any, *args: Any) -> Any:
         return await self._bounded(what, endpoint.call_one(*args).as_asyncio())
 
@@ -481,15 +490,8 @@ class StoreClient:
         except TimeoutError as error:
             limit = self._spec.timeout_s
             raise StoreError(f"{what}: store {self.name!r} did not answer within {limit} s") from error
-        except KeyError as error:
-            raise KeyMissing(str(error)) from error
         except Exception as error:
-            cause = getattr(error, "exception", None)
-            if isinstance(cause, StoreClosed):
-                raise StoreClosed(f"{what}: store {self.name!r} is closed") from error
-            if isinstance(cause, StoreFull | KeyMissing):
-                raise type(cause)(f"{what}: {cause}") from error
-            raise StoreError(f"{what}: store {self.name!r} failed: {text_of(error)}") from error
+            raise failure_of(what, self.name, error) from error
 
 
 def _name(key: KeyOrRef) -> str:

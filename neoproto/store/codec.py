@@ -4,9 +4,11 @@
                           │
                           └─ select_rows: only the wanted rows' bytes
 
-A part is a one-dimensional uint8 tensor. Dense tensors and arrays are one part: their bytes, row-major.
+A part is a one-dimensional uint8 array. Dense tensors and arrays are one part: their bytes, row-major.
 Object arrays are two: offsets [n + 1] and one pickle per element, so that single elements can be read.
 Everything else is a pickle (protocol 5) followed by the tensors and arrays inside it, which are not pickled.
+
+Bytes can be moved without torch, which takes seconds to import: only the tensors themselves need it.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
-import torch
 
-from neoproto.store.base import Rows, ValueInfo
+from neoproto.store.base import Bytes, Rows, ValueInfo
 
-Parts = tuple[torch.Tensor, ...]
+if TYPE_CHECKING:
+    import torch
+
+Parts = tuple[Bytes, ...]
 
 _OFFSET = np.dtype(np.int64)
 
@@ -36,7 +41,7 @@ def encode(value: Any) -> tuple[ValueInfo, Parts]:
     Raises:
         TypeError, pickle.PicklingError: the value cannot be pickled.
     """
-    if isinstance(value, torch.Tensor) and _is_dense(value):
+    if _is_tensor(value) and _is_dense(value):
         data = _tensor_bytes(value)
         return _info("tensor", _dtype_name(value.dtype), tuple(value.shape), (data,)), (data,)
     if type(value) is np.ndarray and value.dtype == object and value.ndim > 0:
@@ -50,9 +55,10 @@ def encode(value: Any) -> tuple[ValueInfo, Parts]:
 
 
 def decode(info: ValueInfo, parts: Parts) -> Any:
-    """Rebuild a value. Tensors and arrays share the parts' memory."""
+    """Rebuild a value. Tensors and arrays share the parts' memory; read-only parts are copied first."""
+    parts = tuple(part if part.flags.writeable else part.copy() for part in parts)
     if info.kind == "tensor":
-        return parts[0].view(getattr(torch, info.dtype)).reshape(info.shape)
+        return _tensor_of(parts[0], info.dtype, info.shape)
     if info.kind == "array":
         return np.frombuffer(_buffer(parts[0]), dtype=np.dtype(info.dtype)).reshape(info.shape)
     if info.kind == "objects":
@@ -91,22 +97,30 @@ def select_rows(info: ValueInfo, parts: Parts, rows: Rows) -> tuple[ValueInfo, P
         chosen = _select_elements(info, parts, rows)
         return _info("objects", "", shape, chosen), chosen
     data = parts[0]
-    if info.shape[0] == 0 or data.numel() == 0:
-        return _info(info.kind, info.dtype, shape, (data,)), (data.clone(),)
-    table = data.view(info.shape[0], -1)
+    if info.shape[0] == 0 or data.size == 0:
+        return _info(info.kind, info.dtype, shape, (data,)), (data.copy(),)
+    table = data.reshape(info.shape[0], -1)
     if isinstance(rows, range) and rows.step == 1:
-        picked = table[rows.start : rows.stop].clone()
+        picked = table[rows.start : rows.stop].copy()
     else:
-        picked = table.index_select(0, torch.as_tensor(np.asarray(rows, dtype=np.int64)))
+        picked = table.take(np.asarray(rows, dtype=np.int64), axis=0)
     flat = picked.reshape(-1)
     return _info(info.kind, info.dtype, shape, (flat,)), (flat,)
 
 
 def _info(kind: Any, dtype: str, shape: Sequence[int], parts: Parts) -> ValueInfo:
-    return ValueInfo(kind=kind, dtype=dtype, shape=tuple(shape), nbytes=sum(part.numel() for part in parts))
+    return ValueInfo(kind=kind, dtype=dtype, shape=tuple(shape), nbytes=sum(part.size for part in parts))
+
+
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor; there is none in a process that has not imported torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
+    import torch
+
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return plain and tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
 
@@ -119,28 +133,33 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _tensor_bytes(tensor: torch.Tensor) -> Bytes:
+    import torch
+
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return tensor.reshape(-1).view(torch.uint8)
+    data: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    return data
 
 
-def _array_bytes(array: np.ndarray[Any, Any]) -> torch.Tensor:
+def _tensor_of(data: Bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    # An empty array may have a stride of 0, which keeps its tensor from being viewed as another dtype.
+    whole = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
+    return whole.view(getattr(torch, dtype)).reshape(shape)
+
+
+def _array_bytes(array: np.ndarray[Any, Any]) -> Bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return _from_buffer(flat.view(np.uint8))
+    return flat.view(np.uint8) if flat.nbytes else np.empty(0, dtype=np.uint8)
 
 
-def _from_buffer(data: Any) -> torch.Tensor:
-    view = np.frombuffer(data, dtype=np.uint8)
-    if view.size == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    # torch warns about memory it may not write; parts of a value being put are only read.
-    return torch.from_numpy(view if view.flags.writeable else view.copy())
+def _from_buffer(data: Any) -> Bytes:
+    return np.frombuffer(data, dtype=np.uint8)
 
 
-def _buffer(part: torch.Tensor) -> memoryview:
-    data: Any = part.numpy()
+def _buffer(part: Bytes) -> memoryview:
+    data: Any = part
     return memoryview(data)
 
 
@@ -148,11 +167,11 @@ def _encode_elements(array: np.ndarray[Any, Any]) -> Parts:
     blobs = [cloudpickle.dumps(element) for element in array.reshape(-1)]
     offsets = np.zeros(len(blobs) + 1, dtype=_OFFSET)
     np.cumsum([len(blob) for blob in blobs], out=offsets[1:])
-    return _array_bytes(offsets), _from_buffer(bytearray(b"".join(blobs)))
+    return _array_bytes(offsets), _from_buffer(b"".join(blobs))
 
 
 def _decode_elements(info: ValueInfo, parts: Parts) -> np.ndarray[Any, Any]:
-    offsets = parts[0].numpy().view(_OFFSET)
+    offsets = parts[0].view(_OFFSET)
     blob = _buffer(parts[1])
     array = np.empty(math.prod(info.shape), dtype=object)
     for i in range(array.size):
@@ -161,7 +180,7 @@ def _decode_elements(info: ValueInfo, parts: Parts) -> np.ndarray[Any, Any]:
 
 
 def _select_elements(info: ValueInfo, parts: Parts, rows: Rows) -> Parts:
-    offsets = parts[0].numpy().view(_OFFSET)
+    offsets = parts[0].view(_OFFSET)
     width = math.prod(info.shape[1:])
     starts = np.asarray(rows, dtype=np.int64) * width
     pieces = [parts[1][offsets[start] : offsets[start + width]] for start in starts]
@@ -169,13 +188,13 @@ def _select_elements(info: ValueInfo, parts: Parts, rows: Rows) -> Parts:
     chosen = np.zeros(len(starts) * width + 1, dtype=_OFFSET)
     if len(starts):
         np.cumsum(np.concatenate(lengths), out=chosen[1:])
-    blob = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
+    blob = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint8)
     return _array_bytes(chosen), blob
 
 
 def _encode_pickled(value: Any) -> Parts:
     stream = io.BytesIO()
-    leaves: list[torch.Tensor] = []
+    leaves: list[Bytes] = []
 
     def take(leaf: pickle.PickleBuffer) -> None:
         leaves.append(_from_buffer(leaf.raw()))
@@ -191,7 +210,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=5, buffer_callback=take)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor):
+        if _is_tensor(obj):
+            import torch
+
             if _is_dense(obj):
                 data = pickle.PickleBuffer(_buffer(_tensor_bytes(obj)))
                 return _rebuild_dense, (data, _dtype_name(obj.dtype), tuple(obj.shape))
@@ -203,10 +224,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rebuild_dense(data: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return _from_buffer(data).view(getattr(torch, dtype)).reshape(shape)
+    return _tensor_of(_from_buffer(data), dtype, shape)
 
 
 def _rebuild_jagged(
     values: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor | None, ragged_dim: int
 ) -> torch.Tensor:
+    import torch
+
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged_dim)

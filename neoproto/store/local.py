@@ -2,6 +2,7 @@
 
 write   Grant ──open──> Pen: shared lock, reservation checked ──> bytes ──> publish: the table's words
 read    large: shared lock ──> generation checked ──> private mapping; the lock goes with the mapping
+        wide rows: shared lock ──> generation checked ──> bytes copied
         small: generation checked ──> bytes copied ──> generation checked again
 """
 
@@ -10,31 +11,35 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError
-from neoproto.store.base import ObjectRef, Place, Rows
+from neoproto.store.base import Bytes, ObjectRef, Place, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.pool import Grant
 from neoproto.store.shm import (
     PAGE,
     RESERVED,
-    Bytes,
     Table,
     map_private,
     map_shared,
     path_of,
-    read_all,
+    read_into,
     try_lock,
     write_all,
 )
 
 MAP_BYTES = 128 << 10
 """Values of at least this size are mapped, smaller ones are copied: a process may have 65,530 mappings."""
+_WIDE_BYTES = 1024
+"""Rows of at least this size are copied one by one: mapped afresh, each costs a page fault, which is more."""
 _ALIGN = 64
 _KNOWN_SEGMENTS = 64
 
@@ -69,7 +74,7 @@ class SharedVolume:
         self._mappings: set[int] = set()
         self._numbers = itertools.count()
         self._known_lock = threading.Lock()
-        self._known: collections.OrderedDict[str, torch.Tensor | None] = collections.OrderedDict()
+        self._known: collections.OrderedDict[str, Bytes | None] = collections.OrderedDict()
 
     @classmethod
     def open(cls, prefix: str) -> SharedVolume | None:
@@ -95,6 +100,8 @@ class SharedVolume:
         """
         if rows is not None:
             rows = check_rows(ref.info, rows, ref.key)
+            if _is_wide(ref.info):
+                return decode(*self._copy_rows(ref, rows))
         parts = self.parts(ref)
         if rows is None:
             if ref.info.nbytes < MAP_BYTES:
@@ -119,24 +126,49 @@ class SharedVolume:
             raise _missing(ref)
 
     def _copy(self, ref: ObjectRef, place: Place) -> Parts:
-        self._check(ref, place)
         offsets, total = layout(place.sizes)
+        data = np.empty(total, dtype=np.uint8)
+        self._check(ref, place)
+        fd = self._open(ref, place)
         try:
-            fd = os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise self._gone(ref) from None
-        try:
-            data = read_all(fd, total, place.offset)
+            read_into(fd, data, place.offset)
         finally:
             os.close(fd)
         self._check(ref, place)
         return _split(data, offsets, place.sizes)
 
-    def _map(self, ref: ObjectRef, place: Place) -> Parts:
+    def _copy_rows(self, ref: ObjectRef, rows: Rows) -> tuple[ValueInfo, Parts]:
+        """Rows of a value that is one part, and no other bytes of it."""
+        place = ref.place
+        assert place is not None
+        index, width = np.asarray(rows, dtype=np.int64), ref.info.nbytes // ref.info.shape[0]
+        fd = self._open(ref, place)
         try:
-            fd = os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
+            if not try_lock(fd, exclusive=False):
+                raise self._gone(ref)
+            self._check(ref, place)
+            memory = self.shared(place.segment)
+            if memory is None:
+                data = _read_rows(fd, place.offset, index, width)
+            else:
+                table = memory[place.offset : place.offset + ref.info.nbytes].reshape(-1, width)
+                data = table.take(index, axis=0)
         except FileNotFoundError:
             raise self._gone(ref) from None
+        finally:
+            os.close(fd)
+        self.copied += data.nbytes
+        info = replace(ref.info, shape=(len(index), *ref.info.shape[1:]), nbytes=data.nbytes)
+        return info, (data.reshape(-1),)
+
+    def _open(self, ref: ObjectRef, place: Place) -> int:
+        try:
+            return os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._gone(ref) from None
+
+    def _map(self, ref: ObjectRef, place: Place) -> Parts:
+        fd = self._open(ref, place)
         try:
             if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse the segment
                 raise self._gone(ref)
@@ -177,8 +209,8 @@ class SharedVolume:
         for slot, generation in zip(slots, generations, strict=True):
             self._table.words[slot] = generation
 
-    def writable(self, segment: str) -> torch.Tensor | None:
-        """A mapping for writing, of segments met before: to a new one, writing by call is quicker."""
+    def shared(self, segment: str) -> Bytes | None:
+        """A mapping of a segment met before; to use under a lock. With a new one, calls are quicker."""
         with self._known_lock:
             if segment not in self._known:
                 self._known[segment] = None
@@ -191,7 +223,7 @@ class SharedVolume:
                 # Through a file opened anew: a mapping would keep the lock of the pen's.
                 fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    memory = torch.from_numpy(map_shared(fd, os.fstat(fd).st_size))
+                    memory = map_shared(fd, os.fstat(fd).st_size)
                 finally:
                     os.close(fd)
                 self._known[segment] = memory
@@ -226,13 +258,13 @@ class Pen:
         offsets, total = layout(place.sizes)
         memory = None
         if total >= MAP_BYTES:
-            memory = self._volume.writable(self.grant.segment)
+            memory = self._volume.shared(self.grant.segment)
         for offset, part in zip(offsets, parts, strict=True):
             start = place.offset + offset
             if memory is None:
-                write_all(self._fd, part.numpy(), start)
+                write_all(self._fd, part, start)
             else:
-                memory[start : start + part.numel()].copy_(part)
+                _copy_into(memory[start : start + part.size], part)
 
     def close(self) -> None:
         """Let go of the segment's lock. Closing twice is harmless."""
@@ -251,9 +283,32 @@ def total_bytes(sizes: Sequence[Sequence[int]]) -> int:
 
 
 def _split(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> Parts:
-    # An empty array's stride of 0 would keep its tensor from being viewed as another dtype.
-    whole = torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
-    return tuple(whole[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+    return tuple(data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _read_rows(fd: int, offset: int, index: npt.NDArray[np.int64], width: int) -> Bytes:
+    """[rows, width], from a table that begins at an offset of a file; consecutive rows in one call."""
+    data = np.empty((len(index), width), dtype=np.uint8)
+    ends = [*(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)] if len(index) else []
+    start = 0
+    for end in ends:
+        read_into(fd, data[start:end].reshape(-1), offset + int(index[start]) * width)
+        start = end
+    return data
+
+
+def _copy_into(target: Bytes, source: Bytes) -> None:
+    """Copy bytes; with torch, which has several threads copy, where the process has it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not source.flags.writeable:  # torch warns of memory that it may not write
+        np.copyto(target, source)
+    else:
+        torch.from_numpy(target).copy_(torch.from_numpy(source))
+
+
+def _is_wide(info: ValueInfo) -> bool:
+    large = info.kind in ("tensor", "array") and info.nbytes >= MAP_BYTES
+    return large and info.nbytes // info.shape[0] >= _WIDE_BYTES
 
 
 def _missing(ref: ObjectRef) -> KeyMissing:

@@ -67,6 +67,16 @@ class MemoryStore:
     ) -> Any:
         return self._run(blocking, lambda: self._delete(keys, missing_ok))
 
+    def stats(self, *, run: bool = False) -> dict[str, int]:
+        """See `ObjectStore.stats`; there is one process, so both are the same."""
+        found = [ref for ref, _ in self._values.values()]
+        return {
+            "objects": len(found),
+            "object_bytes": sum(ref.info.nbytes for ref in found),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+        }
+
     def keys(self) -> list[str]:
         """The keys of all live values."""
         return list(self._values)
@@ -100,7 +110,7 @@ class MemoryStore:
         ref = ObjectRef(
             store=self.name, key=key, volume="memory", info=info, generation=next(self._generations)
         )
-        self._values[key] = (ref, tuple(part.clone() for part in parts))
+        self._values[key] = (ref, tuple(part.copy() for part in parts))
         self.bytes_in += info.nbytes
         return ref
 
@@ -121,7 +131,7 @@ class MemoryStore:
             if rows is not None:
                 info, parts = select_rows(info, parts, check_rows(info, rows, ref.key))
             else:
-                parts = tuple(part.clone() for part in parts)
+                parts = tuple(part.copy() for part in parts)
             self.bytes_out += info.nbytes
             values.append(decode(info, parts))
         return values

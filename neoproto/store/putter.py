@@ -9,7 +9,7 @@ All methods run on the client's loop; large copies go to a thread.
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ Reserve = Callable[[str, list[tuple[int, int]], list[int]], Awaitable[list[Grant
 
 def new_generation() -> int:
     """A number that no other value has: 63 random bits, never 0 for all practical purposes."""
-    return uuid.uuid4().int >> 65
+    return int.from_bytes(os.urandom(8)) >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Putter:
         values = []
         for key, value in named:
             info, parts = encode(value)
-            values.append(_Value(key, info, parts, tuple(part.numel() for part in parts)))
+            values.append(_Value(key, info, parts, tuple(part.size for part in parts)))
         if len(values) <= ARENA_SLOTS // 4 and total_bytes([v.sizes for v in values]) <= _ARENA_SHARE:
             return await self._write_small(what, values)
         large = [v for v in values if v.info.nbytes >= LARGE_BYTES]

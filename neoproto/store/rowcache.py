@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from neoproto.store.base import ObjectRef, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows
@@ -85,7 +84,7 @@ class RowCache:
             entry.nbytes = int(entry.there.sum()) * entry.data.shape[1]
             self.nbytes += entry.nbytes
         known = self._entries[ref.generation] is entry
-        entry.data[new] = parts[0].numpy().reshape(len(new), entry.data.shape[1])
+        entry.data[new] = parts[0].reshape(len(new), entry.data.shape[1])
         if known:
             self._entries.move_to_end(ref.generation)
             added = int((~entry.there[new]).sum()) * entry.data.shape[1]
@@ -93,10 +92,10 @@ class RowCache:
             self.nbytes += added
         entry.there[new] = True
         index = np.asarray(plan.rows, dtype=np.int64)
-        chosen = torch.from_numpy(entry.data[index]).reshape(-1)
+        chosen = entry.data[index].reshape(-1)
         self._shrink()
         shape = (len(index), *ref.info.shape[1:])
-        return replace(ref.info, shape=shape, nbytes=chosen.numel()), (chosen,)
+        return replace(ref.info, shape=shape, nbytes=chosen.size), (chosen,)
 
     def forget(self, generation: int) -> None:
         """Drop the rows of a value that is gone."""

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from neoproto.errors import StoreError
-
-Bytes = npt.NDArray[np.uint8]
+from neoproto.store.base import Bytes
 
 SHM_DIR = Path("/dev/shm")
 PAGE = mmap.PAGESIZE
@@ -262,13 +260,16 @@ def write_all(fd: int, data: Bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def read_all(fd: int, nbytes: int, offset: int) -> Bytes:
-    """Read [nbytes] uint8 at an offset; shorter if the file ends before."""
-    data = np.empty(nbytes, dtype=np.uint8)
+def read_into(fd: int, data: Bytes, offset: int) -> int:
+    """Fill [n] uint8 from an offset on.
+
+    Returns:
+        how many bytes there were: fewer if the file ends before.
+    """
     view, done = memoryview(cast(Any, data)), 0
-    while done < nbytes:
+    while done < len(view):
         count = os.preadv(fd, [view[done:]], offset + done)
         if count == 0:
-            return data[:done]
+            break
         done += count
-    return data
+    return done

@@ -16,10 +16,11 @@ from typing import Any
 from neoproto.errors import KeyMissing, StoreError
 from neoproto.store.base import ObjectRef, Place, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
+from neoproto.store.counters import REPORTED
 from neoproto.store.local import SharedVolume, total_bytes
 from neoproto.store.pool import Grant, SegmentPool, default_limit
 from neoproto.store.shm import Owner, Table, sweep_dead_owners, volume_prefix
-from neoproto.store.wire import Received, Sent, Wanted, to_blobs, to_parts
+from neoproto.store.wire import Received, Sent, Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Values:
         self._leases: dict[tuple[str, int], dict[str, float]] = {}
         self._dropped: set[tuple[str, int]] = set()
         self._bytes_in = self._bytes_out = 0
+        self._reports: dict[str, dict[str, int]] = {}
         self.prefix = ""
         self._owner: Owner | None = None
         if options.shared_memory:
@@ -125,21 +127,26 @@ class Values:
         """
         places: list[Place | None] = [None] * len(sent)
         if self.prefix and sent:
-            sizes = [[blob.size for blob in one.blobs] for one in sent]
+            sizes = [[part.size for part in one.parts] for one in sent]
             (grant,) = await self.reserve([(total_bytes(sizes), len(sent))])
             pen = self._memory.pen(grant)
             placed: list[tuple[int, int]] = []
             for at, one in enumerate(sent):
                 place = places[at] = pen.place(sizes[at])
-                pen.write(place, to_parts(one.blobs))
+                pen.write(place, one.parts)
                 self._memory.publish([place.slot], [one.generation])
                 placed.append((place.slot, one.generation))
             pen.close()
             self._pool.commit(grant.token, placed)
         for one, kept in zip(sent, places, strict=True):
-            parts = to_parts(one.blobs) if kept is None else ()
+            parts = one.parts if kept is None else ()
             self._note(one.key, one.generation, _Held(one.info, kept, parts))
         return places
+
+    def hear(self, report: tuple[str, dict[str, int]]) -> None:
+        """Take note of what a client has done so far."""
+        client, counts = report
+        self._reports[client] = counts
 
     def _note(self, key: str, generation: int, held: _Held) -> None:
         self._held[key, generation] = held
@@ -163,7 +170,7 @@ class Values:
         except ValueError as error:
             return Received(problem=str(error))
         self._bytes_out += info.nbytes
-        return Received(info=info, blobs=to_blobs(parts))
+        return Received(info=info, parts=parts)
 
     def value_of(self, key: str) -> Any:
         """The newest value under a key, decoded. It has to be there."""
@@ -258,7 +265,7 @@ class Values:
             self._owner = None
 
     def stats(self) -> dict[str, int]:
-        """Counters and sizes, by name."""
+        """Counters and sizes, by name; `bytes_out` went by message, `REPORTED` are sums over clients."""
         self._expire()
         found = {
             "objects": len(self._held),
@@ -268,6 +275,7 @@ class Values:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
+        found |= {name: sum(report[name] for report in self._reports.values()) for name in REPORTED}
         if self.prefix:
             found |= asdict(self._pool.stats())
         return found

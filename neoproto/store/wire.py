@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
+from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
 from neoproto.store.base import ObjectRef, Rows, ValueInfo
 from neoproto.store.codec import Parts
-
-Blob = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sent:
-    """A value on its way: Monarch sends arrays much faster than it sends tensors."""
+    """A value on its way."""
 
     key: str
     generation: int
     info: ValueInfo
-    blobs: tuple[Blob, ...]
+    parts: Parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +32,32 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """Parts that wait in a volume's memory, to be read by RDMA; see `neoproto.store.rdma`.
+
+    Attributes:
+        number: says which, when it is withdrawn.
+        sizes: of all parts, bytes.
+        buffers: where those are that are not empty.
+    """
+
+    number: int
+    sizes: tuple[int, ...]
+    buffers: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Received:
-    """A volume's answer. `problem` says why there is none: "missing", or what is wrong with the rows."""
+    """A volume's answer.
+
+    Attributes:
+        parts: the bytes, unless they are on offer.
+        problem: why there is no answer: "missing", or what is wrong with the rows.
+    """
 
     info: ValueInfo | None = None
-    blobs: tuple[Blob, ...] = ()
+    parts: Parts = ()
+    offer: Offer | None = None
     problem: str = ""
 
 
@@ -65,22 +83,30 @@ class Gone:
     slot: int = 0
 
 
-def to_blobs(parts: Parts) -> tuple[Blob, ...]:
-    """Parts as arrays, sharing memory."""
-    return tuple(part.numpy() for part in parts)
+def pack(refs: Sequence[ObjectRef]) -> bytes:
+    """References in one piece: Monarch's own pickling calls Python for every object in a message."""
+    return pickle.dumps(refs)
 
 
-def to_parts(blobs: tuple[Blob, ...]) -> Parts:
-    """Arrays as parts, sharing memory; a read-only one (as unpickling may give) is copied."""
-    return tuple(
-        torch.from_numpy(blob if blob.flags.writeable else blob.copy())
-        if blob.size
-        else torch.empty(0, dtype=torch.uint8)
-        for blob in blobs
-    )
+def unpack(refs: bytes) -> list[ObjectRef]:
+    """What `pack` took."""
+    found: list[ObjectRef] = pickle.loads(refs)
+    return found
 
 
 def text_of(error: Any) -> str:
     """An exception's class and first line."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def failure_of(what: str, store: str, error: Exception) -> StoreError:
+    """What went wrong with an operation, in the store's words."""
+    cause = getattr(error, "exception", error)  # an endpoint's error carries the actor's
+    if isinstance(cause, StoreClosed):
+        return StoreClosed(f"{what}: store {store!r} is closed")
+    if isinstance(cause, StoreFull | KeyMissing):
+        return type(cause)(f"{what}: {cause}")
+    if isinstance(error, KeyError):  # a stock client's
+        return KeyMissing(str(error))
+    return StoreError(f"{what}: store {store!r} failed: {text_of(error)}")

@@ -20,11 +20,12 @@ from neoproto.errors import DeadlineExceeded
 from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket, prompts_of
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.routing import Routes
-from neoproto.trainer.step import first_cause
+from neoproto.trainer.tasks import first_cause
 from neoproto.weights.version import WeightVersion
 
 # A call ends at its own deadline with a better message than ours, so ours comes a little later.
 _GRACE_SECONDS = 5.0
+_IDLE_SECONDS = 1.0
 
 
 class Replica(Protocol):
@@ -95,6 +96,9 @@ class Dispatcher:
         try:
             async with asyncio.TaskGroup() as calls:
                 while True:
+                    if not self._queue.counts().pending:
+                        # Nothing to start: what replicas serve matters only as a sign that somebody tells it.
+                        await self._queue.wait_changed(_IDLE_SECONDS)
                     self._routes.update(await self._serving())
                     look_again = now() + self._poll_interval
                     self._start_ready(calls)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from neoproto.trainer.protocols import Group
+
+T = TypeVar("T")
 
 
 class PhaseClock:
@@ -38,12 +40,16 @@ class PhaseClock:
             DeadlineExceeded: no result within `timeout` seconds of now.
             WorkerDied, RemoteError or the worker's own exception.
         """
+        return await self.wait(phase, group.submit(method, args, timeout=timeout))
+
+    async def wait(self, phase: str, awaitable: Awaitable[T]) -> T:
+        """Wait for work that others do, and book the wait under `phase`."""
         with self.phase(phase):
             if self._in_flight == 0:
                 self._waiting_since = time.perf_counter()
             self._in_flight += 1
             try:
-                return await group.submit(method, args, timeout=timeout)
+                return await awaitable
             finally:
                 self._in_flight -= 1
                 if self._in_flight == 0:

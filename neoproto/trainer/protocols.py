@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
+class Call(Awaitable[Any], Protocol):
+    """A call under way."""
+
+    def cancel(self) -> Any:
+        """Ask the worker to stop an async method; the call then ends with `CallCancelled`."""
+        ...
+
+
 class Group(Protocol):
     """A worker group as the trainer sees it; `neoproto.runtime.WorkerGroup` is one."""
 
@@ -16,28 +24,32 @@ class Group(Protocol):
     @property
     def world_size(self) -> int: ...
 
+    def rank(self, rank: int) -> Group:
+        """A view of one of its processes."""
+        ...
+
     def submit(
         self,
         method: str,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> Awaitable[Any]:
+    ) -> Call:
         """Start `method` on the group; the deadline is fixed now, `timeout` seconds ahead."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workers:
-    """The groups of one run. `critic` and `reference` exist when the algorithm needs them."""
+    """The groups of one run. `critic` and `reference` exist when the algorithm needs them.
 
+    Attributes:
+        num_devices: devices that throughput is divided by: all that the groups run on, rollout's too.
+    """
+
+    num_devices: int
     rollout: Group
     reward: Group
     actor: Group
     critic: Group | None = None
     reference: Group | None = None
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that throughput is divided by; colocated groups share theirs."""
-        return max(group.world_size for group in (self.rollout, self.actor, self.critic) if group is not None)

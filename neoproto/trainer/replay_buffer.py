@@ -193,11 +193,11 @@ class ReplayBuffer:
             raise ValueError("this training batch is done with already")
         self._taken -= serials
         if trained is not None:
-            sampled_refs = set(sampled.batch.refs)
+            # Of the chunks: `union` adds columns in place, so the sampled batch may be the trained one.
+            chunks = {id(group.chunk): group.chunk for group in sampled.groups}
+            kept = {ref for chunk in chunks.values() for ref in chunk.batch.refs}
             added = {
-                name: column
-                for name, column in trained.columns.items()
-                if not sampled_refs.intersection(column.refs)
+                name: column for name, column in trained.columns.items() if not kept.intersection(column.refs)
             }
             DataProto(added).release()
         for group in sampled.groups:

@@ -1,9 +1,9 @@
 """One PPO step, as endpoint calls.
 
     prompts ─> rollout ─> batch ─┬─> reward        ─┐
-                                 ├─> actor (old)   ─┤
-                                 ├─> reference     ─┼─> rewards, advantages ─┬─> critic update
-                                 └─> critic values ─┘      (controller)      └─> actor update
+                                 ├─> actor (old)   ─┤      (not with bypass_mode)
+                                 ├─> reference     ─┼─> rewards, advantages, weights ─┬─> critic update
+                                 └─> critic values ─┘           (controller)          └─> actor update
 
 Batches are references: what moves between the groups goes through the store. The controller reads only the
 per-token numbers that the advantages and the metrics are made of.
@@ -13,8 +13,7 @@ Shape legend: b = samples, t = response tokens (fixed width R).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +28,14 @@ from neoproto.algorithms.advantages import (
 )
 from neoproto.algorithms.checks import require_finite
 from neoproto.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, apply_kl_in_reward
+from neoproto.algorithms.rollout_correction import RolloutCorrection, importance_weights
 from neoproto.config import RunConfig
 from neoproto.config.trainer import TimeoutsConfig
 from neoproto.data import DataProto
-from neoproto.trainer.metrics import batch_metrics
+from neoproto.trainer.metrics import batch_metrics, importance_metrics, logprob_difference
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
+from neoproto.trainer.tasks import together
 
 READ_COLUMNS = (
     "response_mask",
@@ -57,6 +58,7 @@ class StepSettings:
         truncated: what a response cut at the length limit is worth: `bootstrap`, `zero` or `mask`.
         kl: holds the coefficient of the KL penalty in the reward; None without one.
         kl_penalty: estimator of that penalty.
+        correction: what is done about samples of another policy than the one the step finds.
         timeouts: seconds per kind of call.
     """
 
@@ -65,11 +67,12 @@ class StepSettings:
     truncated: str
     kl: KLController | None
     kl_penalty: str
+    correction: RolloutCorrection
     timeouts: TimeoutsConfig
 
     @classmethod
     def from_config(cls, config: RunConfig) -> StepSettings:
-        algorithm = config.algorithm
+        algorithm, correction = config.algorithm, config.algorithm.rollout_correction
         return cls(
             estimator=algorithm.adv_estimator,
             advantages=AdvantageOptions(
@@ -81,6 +84,11 @@ class StepSettings:
             truncated=algorithm.truncated,
             kl=kl_controller(config),
             kl_penalty=algorithm.kl_penalty,
+            correction=RolloutCorrection(
+                rollout_is=correction.rollout_is,
+                rollout_is_threshold=correction.rollout_is_threshold,
+                bypass_mode=correction.bypass_mode,
+            ),
             timeouts=config.trainer.timeouts,
         )
 
@@ -140,12 +148,16 @@ async def learn(
 async def annotate(
     workers: Workers, batch: DataProto, settings: StepSettings, clock: PhaseClock
 ) -> DataProto:
-    """Add scores, old log-probs and, where there are such groups, reference log-probs and values, at once."""
+    """Add scores, old log-probs and, where there are such groups, reference log-probs and values, at once.
+
+    With `bypass_mode` the old log-probs are rollout's, under a second name; the policy is not asked.
+    """
     limits = settings.timeouts
-    calls = [
-        clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward),
-        clock.call("old_log_prob", workers.actor, "compute_log_prob", batch, timeout=limits.log_prob),
-    ]
+    calls = [clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward)]
+    if not settings.correction.bypass_mode:
+        calls.append(
+            clock.call("old_log_prob", workers.actor, "compute_log_prob", batch, timeout=limits.log_prob)
+        )
     if workers.reference is not None:
         calls.append(
             clock.call("ref", workers.reference, "compute_ref_log_prob", batch, timeout=limits.log_prob)
@@ -154,16 +166,19 @@ async def annotate(
         calls.append(clock.call("values", workers.critic, "compute_values", batch, timeout=limits.values))
     for result in await together(*calls):
         batch = batch.union(result)
+    if settings.correction.bypass_mode:
+        recorded = batch.select("rollout_log_probs", [])
+        batch = batch.union(recorded.rename("rollout_log_probs", "old_log_probs"))
     return batch
 
 
 def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[str, float]]:
-    """Token-level rewards, advantages and returns of an annotated batch, and its metrics.
+    """Token-level rewards, advantages, returns and importance weights of an annotated batch, and its metrics.
 
     With `truncated="mask"` the loss mask of cut rows becomes zero: they train nothing and move no baseline.
 
     Raises:
-        NonFiniteLoss: an advantage is not finite.
+        NonFiniteLoss: an advantage or a weight is not finite.
     """
     names = [
         *READ_COLUMNS,
@@ -186,12 +201,42 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
     advantages_bt, returns_bt = compute_advantages(settings.estimator, inputs, settings.advantages)
     require_finite("advantages", advantages_bt)
     columns |= {"advantages": advantages_bt, "returns": returns_bt}
-    added = {"advantages": advantages_bt, "returns": returns_bt}
+    weights, distance = rollout_weights(columns, settings.correction)
+    added = {"advantages": advantages_bt, "returns": returns_bt} | weights
     if masked:
         # Renamed, not dropped: whoever releases the batch releases the mask that was generated too.
         batch = batch.rename("response_mask", "generated_mask")
         added["response_mask"] = columns["response_mask"]
-    return batch.union(DataProto.from_dict(tensors=added)), batch_metrics(columns) | figures
+    return batch.union(DataProto.from_dict(tensors=added)), batch_metrics(columns) | distance | figures
+
+
+def rollout_weights(
+    columns: Mapping[str, Any], correction: RolloutCorrection
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """`rollout_is_weights` [b,t] where they are wanted, and how far rollout was from the policy.
+
+    With `bypass_mode` there is neither: nothing was recomputed that rollout could be compared with.
+
+    Raises:
+        NonFiniteLoss: a weight is not finite.
+    """
+    if correction.bypass_mode:
+        return {}, {}
+    old_bt, rollout_bt, mask_bt = (
+        columns[name] for name in ("old_log_probs", "rollout_log_probs", "response_mask")
+    )
+    figures = logprob_difference(rollout_bt, old_bt, mask_bt)
+    if correction.rollout_is is None:
+        return {}, figures
+    weights = importance_weights(
+        old_bt,
+        rollout_bt,
+        mask_bt,
+        level=correction.rollout_is,
+        threshold=correction.rollout_is_threshold,
+    )
+    require_finite("rollout_is_weights", weights.weights_bt)
+    return {"rollout_is_weights": weights.weights_bt}, figures | importance_metrics(weights)
 
 
 def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tuple[Tensor, dict[str, float]]:
@@ -214,20 +259,3 @@ def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tupl
         "actor/reward_kl_penalty": mean_kl,
         "actor/reward_kl_penalty_coeff": coefficient,
     }
-
-
-async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Results in order; the first failure stops the other waits and is raised as itself, not as a group."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as failures:
-        raise first_cause(failures) from None
-    return [task.result() for task in tasks]
-
-
-def first_cause(failure: BaseException) -> BaseException:
-    """The first leaf of nested exception groups."""
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure

@@ -166,7 +166,7 @@ class UpdateAgent:
                 raise self._gave_up() from self._failure
             if newest is not None:
                 seen = newest
-                await self._catch_up(wanted=None)
+                await self._catch_up(newest, wanted=None)
 
     async def load(self, version: WeightVersion) -> None:
         """Serve `version`, or the newest if that is newer; whatever the lag.
@@ -179,7 +179,7 @@ class UpdateAgent:
         if latest is None or latest.version < version:
             known = "none" if latest is None else latest.version
             raise ValueError(f"{self._replica} cannot load weights {version}, the newest are {known}")
-        await self._catch_up(wanted=version)
+        await self._catch_up(latest.version, wanted=version)
 
     async def wait_for_version(self, version: WeightVersion, timeout: float) -> None:
         """Serve `version` or a newer one as soon as there is one; whatever the lag.
@@ -195,7 +195,7 @@ class UpdateAgent:
                     newest = await self._registry.wait_newer(seen, self._options.poll_interval)
                     if newest is not None:
                         seen = newest
-                        await self._catch_up(wanted=version)
+                        await self._catch_up(newest, wanted=version)
         except TimeoutError as error:
             if isinstance(error, NeoProtoError):
                 raise
@@ -203,13 +203,12 @@ class UpdateAgent:
                 f"{self._replica} waited {timeout:.1f} s for weights {version}; it serves {self._version}"
             ) from error
 
-    async def _catch_up(self, wanted: WeightVersion | None) -> None:
+    async def _catch_up(self, newest: WeightVersion, wanted: WeightVersion | None) -> None:
         async with self._updating:
             if self._failure is not None:
                 raise self._gave_up() from self._failure
             try:
-                latest = await self._registry.latest()
-                if latest is not None and self._is_due(latest.version, wanted):
+                if self._is_due(newest, wanted):
                     await self._update()
             except Exception as error:
                 self._failure = error

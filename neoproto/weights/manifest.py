@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -133,17 +133,38 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """A published version: its tensors, and where in the store the byte buckets are that they lie in.
+class RemoteMemory:
+    """A bucket in a process's own memory, which NIXL agents read; see `neoproto.weights.nixl`.
 
     Attributes:
-        buckets: references, which are read without asking the store's index (keys do as well).
+        agent, metadata: whose memory, and how to reach it.
+        key: its name, in messages.
+        address, nbytes: where it is there.
+    """
+
+    agent: str
+    metadata: bytes = field(repr=False)
+    key: str
+    address: int
+    nbytes: int
+
+
+BucketRef = KeyOrRef | RemoteMemory
+"""Where a bucket is: in the object store, or in a process's memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A published version: its tensors, and where the byte buckets are that they lie in.
+
+    Attributes:
+        buckets: where they are; references are read without asking the store's index (keys do as well).
         bucket_bytes: the size of each.
     """
 
     version: WeightVersion
     entries: tuple[Entry, ...]
-    buckets: tuple[KeyOrRef, ...]
+    buckets: tuple[BucketRef, ...]
     bucket_bytes: tuple[int, ...]
 
     def __iter__(self) -> Iterator[Entry]:

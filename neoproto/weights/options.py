@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+TransportName = Literal["auto", "shared_memory", "store", "nixl"]
+"""How the bytes of weights travel. "auto": written into the store's shared memory, mapped on the same host
+and sent by the store between hosts. "shared_memory": the same, refused where there is none. "store": put from
+the publisher's own memory. "nixl": read by NIXL from the publisher's memory."""
+
 PauseMode = Literal["abort", "keep"]
 """What becomes of requests in flight. "abort": they are stopped, and go on as continuations of what they had.
 "keep": they are frozen, and go on with their cache computed again."""
@@ -15,6 +20,8 @@ class WeightOptions:
     """Options of publishers and pullers.
 
     Attributes:
+        device: where the slots are; "cpu", memory of the publisher's host.
+        transport: how bytes travel, see `TransportName`; publisher and pullers need the same.
         num_slots: versions that are kept at a time; the oldest makes room for a new one, >= 1.
         rollout_dtype: what float32 weights are cast to on the way in, torch's name; None keeps them.
         lease_ttl: seconds after which a puller's lease lapses if its process is gone or stuck, > 0.
@@ -24,6 +31,8 @@ class WeightOptions:
         ValueError: a value out of range.
     """
 
+    device: Literal["cpu"] = "cpu"
+    transport: TransportName = "auto"
     num_slots: int = 2
     rollout_dtype: str | None = None
     lease_ttl: float = 30.0

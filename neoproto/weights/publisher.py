@@ -16,7 +16,7 @@ nothing of the version left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -24,14 +24,14 @@ from torch import Tensor
 
 from neoproto.errors import WeightsInUse
 from neoproto.store import ObjectStore
-from neoproto.weights.manifest import Manifest, parse_dtype
+from neoproto.weights.manifest import BucketRef, Manifest, parse_dtype
 from neoproto.weights.options import WeightOptions
 from neoproto.weights.packing import PackingPlan, RankLayout, describe, plan_packing
 from neoproto.weights.peers import Alone, Peers, together
 from neoproto.weights.pinning import Pins
 from neoproto.weights.registry import LeaseInfo, WeightRegistry
 from neoproto.weights.slot import SlotWriting
-from neoproto.weights.transport import StoreTransport, Transport
+from neoproto.weights.transport import Transport, make_transport
 from neoproto.weights.version import WeightVersion
 
 
@@ -87,13 +87,13 @@ class Publisher:
         self._prefix, self._peers = prefix, peers or Alone()
         self._registry = registry if registry is not None else OwnRegistry()
         self._options = options or WeightOptions()
-        self._transport: Transport = StoreTransport(store)
+        self._transport: Transport = make_transport(store, self._options.transport)
         self._place = self._transport.place or f"rank {self._peers.rank}"
         self._pins = Pins()
         dtype = self._options.rollout_dtype
         self._rollout_dtype = None if dtype is None else parse_dtype(dtype)
         self._planned: tuple[RankLayout, PackingPlan] | None = None
-        self._live: dict[WeightVersion, Manifest] = {}
+        self._live: dict[WeightVersion, Sequence[BucketRef]] = {}
         self._newest: WeightVersion | None = None
 
     @property
@@ -139,7 +139,7 @@ class Publisher:
         except BaseException:
             slot.undo()
             raise
-        self._live[version] = manifest
+        self._live[version] = slot.committed
         self._newest = version
         return manifest
 
@@ -150,8 +150,7 @@ class Publisher:
             ValueError: `version` was never published here, or is deleted already.
             WeightsInUse: `timeout` seconds passed first; names the holders. It stays retired.
         """
-        manifest = self._live.get(version)
-        if manifest is None:
+        if version not in self._live:
             known = ", ".join(map(str, self.live)) or "none"
             raise ValueError(f"weights {version} are not published here; published: {known}")
 
@@ -160,10 +159,10 @@ class Publisher:
             holders = self._registry.wait_reclaimed(version, timeout)
             if holders:
                 raise WeightsInUse(version, [str(holder) for holder in holders], timeout)
-            self._transport.delete(manifest.buckets)
 
         self._on_rank_0(reclaim)
-        del self._live[version]
+        own = self._live.pop(version)
+        together(self._peers, lambda: self._transport.delete(own))
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:
         """What rank 0 does for all; if it fails, all fail. Collective."""

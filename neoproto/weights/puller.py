@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 
 from torch import Tensor
@@ -19,8 +19,9 @@ from torch import Tensor
 from neoproto.errors import KeyMissing, NeoProtoError, TornRead
 from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Manifest
-from neoproto.weights.reading import Selection, WeightReader
+from neoproto.weights.reading import Selection, WeightReader, finish
 from neoproto.weights.registry import Lease, Registry
+from neoproto.weights.transport import Transport
 from neoproto.weights.version import WeightVersion
 
 logger = logging.getLogger(__name__)
@@ -108,11 +109,20 @@ class Puller:
         registry: which versions there are.
         holder: the replica, as others shall see it.
         ttl: seconds after which a lease lapses if this process is gone or stuck.
+        transport: how the bytes come, see `make_transport`; None is through the store.
     """
 
-    def __init__(self, store: ObjectStore, registry: Registry, holder: str, ttl: float = 30.0) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        registry: Registry,
+        holder: str,
+        ttl: float = 30.0,
+        *,
+        transport: Transport | None = None,
+    ) -> None:
         self._registry, self._holder, self._ttl = registry, holder, ttl
-        self._reader = WeightReader(store)
+        self._reader = WeightReader(store, transport)
 
     @asynccontextmanager
     async def pull(
@@ -140,10 +150,9 @@ class Puller:
         await keeper.end(quietly=False)
 
     async def _read(self, keeper: _Keeper, select: Selection | None) -> dict[str, Tensor]:
-        """Read on a thread; when this is cancelled, the read has ended before it returns."""
+        """Read; when this is cancelled, the read has ended before it returns."""
         stop = threading.Event()
-        manifest = keeper.lease.manifest
-        job = asyncio.ensure_future(asyncio.to_thread(self._reader.read, manifest, stop, select=select))
+        job = asyncio.ensure_future(self._finish(self._reader.reading(keeper.lease.manifest, select), stop))
         try:
             return await asyncio.shield(job)
         except KeyMissing:
@@ -156,3 +165,9 @@ class Puller:
                     await asyncio.wait([job])
             job.exception()  # looked at, so that nobody is warned of it
             raise
+
+    async def _finish(
+        self, reading: Generator[None, None, dict[str, Tensor]], stop: threading.Event
+    ) -> dict[str, Tensor]:
+        """On a thread: the store blocks, and reading may be long."""
+        return await asyncio.to_thread(finish, reading, stop)

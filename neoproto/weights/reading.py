@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from neoproto.errors import WeightMismatch
 from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Box, Entry, Manifest, Piece, TensorLayout, check_layout, piece_view
 from neoproto.weights.transport import StoreTransport, Transport
+
+T = TypeVar("T")
 
 _RANGES = 1024
 """Ranges of bytes that are asked for at a time."""
@@ -71,64 +74,86 @@ class WeightReader:
             KeyMissing: the version is gone from the store.
             ReadStopped: `stop` was set.
         """
+        return finish(self.reading(manifest, select), stop)
+
+    def reading(
+        self, manifest: Manifest, select: Selection | None = None
+    ) -> Generator[None, None, dict[str, Tensor]]:
+        """`read`, step by step: a step is one access to the store."""
         layout = manifest.layout()
         if self._layout is not None:
             check_layout(layout, self._layout, what=f"weights {manifest.version}")
         parts = _parts(manifest, select)
-        reading = _Reading(self._transport, manifest, stop, whole=select is None)
+        reading = _Reading(self._transport, manifest, whole=select is None)
         found: dict[tuple[tuple[Piece, ...], Box], Tensor] = {}
         tensors: dict[str, Tensor] = {}
         for entry, part in parts:
             key = (entry.pieces, part)
             if key not in found or not entry.pieces:
-                found[key] = reading.part(entry, part)
+                found[key] = yield from reading.part(entry, part)
             tensors[entry.name] = found[key]
         self._layout = layout
         return tensors
 
 
-class _Reading:
-    """One read of one version."""
+def finish(reading: Generator[None, None, T], stop: threading.Event | None = None) -> T:
+    """Run a read to its end.
 
-    def __init__(
-        self, transport: Transport, manifest: Manifest, stop: threading.Event | None, *, whole: bool
-    ) -> None:
-        self._transport, self._manifest, self._stop, self._whole = transport, manifest, stop, whole
+    Raises:
+        ReadStopped: `stop` was set.
+    """
+    while True:
+        if stop is not None and stop.is_set():
+            raise ReadStopped
+        try:
+            next(reading)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+class _Reading:
+    """One read of one version; what yields does so before each access to the store."""
+
+    def __init__(self, transport: Transport, manifest: Manifest, *, whole: bool) -> None:
+        self._transport, self._manifest, self._whole = transport, manifest, whole
         self._buckets: dict[int, Tensor] = {}
 
-    def part(self, entry: Entry, part: Box) -> Tensor:
+    def part(self, entry: Entry, part: Box) -> Generator[None, None, Tensor]:
         """A part of a tensor: a view where one piece holds it, else put together."""
         dtype = entry.layout.torch_dtype
         overlaps = [(piece, part.overlap(piece.box)) for piece in entry.pieces]
         wanted = [(piece, box) for piece, box in overlaps if box is not None]
         if len(wanted) == 1 and wanted[0][1] == part:
-            return self._box(wanted[0][0], part, dtype)
+            return (yield from self._box(wanted[0][0], part, dtype))
         if sum(box.numel for _, box in wanted) != part.numel:
             raise WeightMismatch(f"weights {self._manifest.version}: {entry.name} is not complete")
         tensor = torch.empty(part.shape, dtype=dtype)
         for piece, box in wanted:
-            box.inside(part).of(tensor).copy_(self._box(piece, box, dtype))
+            found = yield from self._box(piece, box, dtype)
+            box.inside(part).of(tensor).copy_(found)
         return tensor
 
-    def _box(self, piece: Piece, box: Box, dtype: torch.dtype) -> Tensor:
-        if self._stop is not None and self._stop.is_set():
-            raise ReadStopped
+    def _box(self, piece: Piece, box: Box, dtype: torch.dtype) -> Generator[None, None, Tensor]:
         inner = box.inside(piece.box)
         bucket = self._manifest.buckets[piece.bucket]
         if self._whole or piece.bucket in self._buckets or self._transport.maps(bucket):
-            return inner.of(piece_view(self._bucket(piece.bucket), dtype, piece))
+            found = yield from self._bucket(piece.bucket)
+            return inner.of(piece_view(found, dtype, piece))
         ranges = list(byte_ranges(piece, inner, dtype.itemsize))
         data = torch.empty(box.numel * dtype.itemsize, dtype=torch.uint8)
         end = 0
         for first in range(0, len(ranges), _RANGES):
+            yield
             for got in self._transport.read(bucket, ranges[first : first + _RANGES]):
                 data[end : end + got.numel()] = got
                 end += got.numel()
         return data.view(dtype).view(box.shape)
 
-    def _bucket(self, index: int) -> Tensor:
+    def _bucket(self, index: int) -> Generator[None, None, Tensor]:
         if index not in self._buckets:
             key, size = self._manifest.buckets[index], self._manifest.bucket_bytes[index]
+            yield
             (bucket,) = self._transport.read(key)
             if bucket.numel() != size:
                 name = key if isinstance(key, str) else key.key

@@ -119,6 +119,7 @@ class WeightRegistry:
         self._leases: dict[str, _Held] = {}
         self._earliest = math.inf  # no lease lapses before
         self._serving: dict[str, WeightVersion] = {}
+        self._wanted: WeightVersion | None = None
         self._lapsed = 0
         self._token, self._numbers = uuid.uuid4().hex[:12], itertools.count(1)
 
@@ -245,6 +246,14 @@ class WeightRegistry:
         """Replica -> the version it serves; replicas that serve none yet are missing."""
         return dict(self._serving)
 
+    def want(self, version: WeightVersion) -> None:
+        """Somebody waits until this version is served: replicas load it below their lag."""
+        self._wanted = version if self._wanted is None else max(version, self._wanted)
+
+    def wanted(self) -> WeightVersion | None:
+        """The newest version that somebody waited for; None if nobody did."""
+        return self._wanted
+
     def state(self) -> RegistryState:
         """Everything, for display."""
         return RegistryState(
@@ -313,8 +322,13 @@ class Registry(Protocol):
         """Wait for a ready version newer than `than` (None: any); None if `timeout` seconds pass before."""
         ...
 
+    async def wanted(self) -> WeightVersion | None: ...
+
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
-        """Wait until each of the replicas serves `version` or a newer one; False when time ran out first."""
+        """Wait until each of the replicas serves `version` or a newer one; False when time ran out first.
+
+        `version` is wanted from then on.
+        """
         ...
 
     async def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
@@ -390,7 +404,12 @@ class LocalRegistry:
 
         return await self._wait_for(self._published, newer, timeout)
 
+    async def wanted(self) -> WeightVersion | None:
+        return self._rules.wanted()
+
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
+        self._rules.want(version)
+
         def all_serve() -> bool | None:
             serving = self._rules.serving()
             return all(name in serving and serving[name] >= version for name in replicas) or None

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from neoproto.store import KeyOrRef
-from neoproto.weights.manifest import parse_dtype, piece_view
+from neoproto.weights.manifest import BucketRef, parse_dtype, piece_view
 from neoproto.weights.packing import Job, PackingPlan
 from neoproto.weights.peers import Peers, together
 from neoproto.weights.pinning import Pins
@@ -36,7 +35,12 @@ class SlotWriting:
         self._position = {index: position for position, index in enumerate(own)}
         self._sizes = {f"{prefix}/{index}": plan.buckets[index].nbytes for index in own}
         self._draft: BucketDraft | None = None
-        self._committed: Sequence[KeyOrRef] = ()
+        self._committed: Sequence[BucketRef] = ()
+
+    @property
+    def committed(self) -> Sequence[BucketRef]:
+        """The buckets that this rank committed, and has to delete."""
+        return self._committed
 
     @property
     def _is_scribe(self) -> bool:
@@ -52,9 +56,9 @@ class SlotWriting:
         spaces = together(self._peers, self._reserve)[self._scribe]
         together(self._peers, lambda: self._open_and_fill(spaces, named_tensors))
 
-    def commit(self) -> tuple[KeyOrRef, ...]:
+    def commit(self) -> tuple[BucketRef, ...]:
         """Make the buckets readable; returns all, in the plan's order. Collective."""
-        buckets: dict[int, KeyOrRef] = {}
+        buckets: dict[int, BucketRef] = {}
         for committed in together(self._peers, self._commit):
             buckets.update(committed)
         return tuple(buckets[index] for index in range(len(self._plan.buckets)))
@@ -100,7 +104,7 @@ class SlotWriting:
         for device in devices:
             torch.get_device_module(device).synchronize(device)
 
-    def _commit(self) -> dict[int, KeyOrRef]:
+    def _commit(self) -> dict[int, BucketRef]:
         if self._draft is None:
             return {}
         self._committed = self._draft.commit()

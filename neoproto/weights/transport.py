@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from neoproto.errors import StoreError
-from neoproto.store import KeyOrRef, ObjectRef, ObjectStore
+from neoproto.store import ObjectRef, ObjectStore
 from neoproto.store.writing import drafts_of
+from neoproto.weights.manifest import BucketRef, RemoteMemory
+from neoproto.weights.options import TransportName
 
 
 class OpenBuckets(Protocol):
@@ -40,7 +42,7 @@ class BucketDraft(OpenBuckets, Protocol):
         """What ranks of the same place open them with."""
         ...
 
-    def commit(self) -> Sequence[KeyOrRef]:
+    def commit(self) -> Sequence[BucketRef]:
         """Make them readable."""
         ...
 
@@ -69,7 +71,7 @@ class Transport(Protocol):
         """Open what a rank of the same place started."""
         ...
 
-    def read(self, bucket: KeyOrRef, parts: Sequence[range] | None = None) -> list[Tensor]:
+    def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
         """A bucket, uint8 [nbytes], as the only element; or of each range of bytes its own tensor.
 
         Raises:
@@ -77,21 +79,45 @@ class Transport(Protocol):
         """
         ...
 
-    def maps(self, bucket: KeyOrRef) -> bool:
+    def maps(self, bucket: BucketRef) -> bool:
         """Whether reading a whole bucket costs nothing until its bytes are touched."""
         ...
 
-    def delete(self, buckets: Sequence[KeyOrRef], *, missing_ok: bool = False) -> None:
-        """Delete buckets, of any rank."""
+    def delete(self, buckets: Sequence[BucketRef], *, missing_ok: bool = False) -> None:
+        """Delete buckets that this rank committed.
+
+        Raises:
+            KeyMissing, StoreError: one is gone already, unless that is fine.
+        """
         ...
 
 
-class StoreTransport:
-    """Through an object store: its shared memory on a host, its messages between hosts."""
+def make_transport(store: ObjectStore, name: TransportName) -> Transport:
+    """The transport of that name.
 
-    def __init__(self, store: ObjectStore) -> None:
+    Raises:
+        StoreError: it does not work in this process: no shared memory, or no NIXL.
+    """
+    if name == "nixl":
+        from neoproto.weights.nixl import NixlTransport  # only where it is asked for
+
+        return NixlTransport()
+    transport = StoreTransport(store, in_place=name != "store")
+    if name == "shared_memory" and not transport.place:
+        raise StoreError("weights cannot be written in place: the store has no shared memory in this process")
+    return transport
+
+
+class StoreTransport:
+    """Through an object store: its shared memory on a host, its messages between hosts.
+
+    Args:
+        in_place: write straight into the store's memory where there is some; else values are put.
+    """
+
+    def __init__(self, store: ObjectStore, *, in_place: bool = True) -> None:
         self._store = store
-        self._drafts = drafts_of(store)
+        self._drafts = drafts_of(store) if in_place else None
         self._maps = getattr(store, "maps", None)
         self._spare: list[Tensor] = []
 
@@ -112,17 +138,24 @@ class StoreTransport:
             raise StoreError("there is no shared memory here to write weights into")
         return self._drafts.open(spaces)
 
-    def read(self, bucket: KeyOrRef, parts: Sequence[range] | None = None) -> list[Tensor]:
+    def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
+        key = _in_store(bucket)
         if parts is None:
-            return [self._store.get(bucket)]
-        values: list[Tensor] = self._store.get_batch([bucket] * len(parts), rows=list(parts))
+            return [self._store.get(key)]
+        values: list[Tensor] = self._store.get_batch([key] * len(parts), rows=list(parts))
         return values
 
-    def maps(self, bucket: KeyOrRef) -> bool:
+    def maps(self, bucket: BucketRef) -> bool:
         return self._maps is not None and isinstance(bucket, ObjectRef) and bool(self._maps(bucket))
 
-    def delete(self, buckets: Sequence[KeyOrRef], *, missing_ok: bool = False) -> None:
-        self._store.delete_batch(list(buckets), missing_ok=missing_ok)
+    def delete(self, buckets: Sequence[BucketRef], *, missing_ok: bool = False) -> None:
+        self._store.delete_batch([_in_store(bucket) for bucket in buckets], missing_ok=missing_ok)
+
+
+def _in_store(bucket: BucketRef) -> str | ObjectRef:
+    if isinstance(bucket, RemoteMemory):
+        raise StoreError("these weights were published with transport 'nixl' and cannot be read without it")
+    return bucket
 
 
 class _PutDraft:
@@ -133,7 +166,7 @@ class _PutDraft:
     def __init__(self, store: ObjectStore, keys: Sequence[str], buffers: list[Tensor]) -> None:
         self._store, self._keys, self.buffers = store, keys, buffers
 
-    def commit(self) -> Sequence[KeyOrRef]:
+    def commit(self) -> Sequence[BucketRef]:
         return self._store.put_batch(dict(zip(self._keys, self.buffers, strict=True)))
 
     def discard(self) -> None:

@@ -83,6 +83,18 @@ def should_load(
     return asked_for or lag(newest, current) >= min_version_lag
 
 
+def required_version(newest: WeightVersion, *, min_version_lag: int) -> WeightVersion:
+    """The oldest version that a prompt enqueued now may start on: what every replica is sure to load.
+
+    A replica loads once it is `min_version_lag` publishes behind, so any of that many it may stay on.
+
+    Args:
+        newest: the newest published version.
+        min_version_lag: of the replicas, >= 1.
+    """
+    return WeightVersion(epoch=newest.epoch, n=max(0, newest.n - (min_version_lag - 1)))
+
+
 def group_clock(started: Iterable[WeightVersion], min_weight_version: WeightVersion) -> WeightVersion:
     """What a group of trajectories is dated by: the oldest version that one of them started on.
 

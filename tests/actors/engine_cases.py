@@ -6,11 +6,12 @@ vLLM changes the process it is imported into (environment, thread counts, warnin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from actors.rollout_options import CPU_HEAD_DIMS, EngineOptions, rollout_env
 from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch
+from tests.actors.stub_http import serving
 
 EOS = 2
 VOCAB = 48
@@ -330,6 +332,73 @@ async def check_tied(engine: Any, model: Any) -> None:
         assert {version for one in made for version in one.weight_versions} == {n}
 
 
+def case_transfer(folder: Path) -> None:
+    """A server's workers load versions through vLLM's weight-transfer plug point, tied embeddings too.
+
+    The server's routes are a stub that does what vLLM's own do with the engine.
+    """
+    from vllm.config import WeightTransferConfig
+
+    from actors import vllm_engine, vllm_server
+
+    model = make_model(folder, tied=True)
+    own = vllm_engine.engine_args
+    vllm_server.register()
+
+    def engine_args(options: EngineOptions) -> Any:
+        args = own(options)
+        args.weight_transfer_config = WeightTransferConfig(backend=vllm_server.BACKEND)
+        return args
+
+    vllm_engine.engine_args = engine_args
+    engine = start(str(folder))
+    try:
+        with stub_server(engine._engine._engine) as url:
+            asyncio.run(check_transfer(engine, model, url))
+    finally:
+        engine.close()
+
+
+async def check_transfer(engine: Any, model: Any, url: str) -> None:
+    from actors.vllm_server import ServerEngine
+    from neoproto.weights import WeightVersion
+
+    before = await engine.generate(requests(8))
+    perturb(model, 0.1)
+    weights = weights_of(model)
+    tied = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
+    server = ServerEngine(url, layout_of(tied))
+    await server.check_layout(layout_of(tied), "weights")
+    await server.pause("keep", 0.0)
+    await server.load(WeightVersion(epoch=0, n=7), tied)
+    await server.resume()
+    made = await engine.generate(requests(8))
+    assert worst_difference(model, made, 1.0) < 1e-4
+    assert worst_difference(model, before, 1.0) > 1e-2
+    assert {version for one in made for version in one.weight_versions} == {7}
+    partial = {name: tensor for name, tensor in weights.items() if "norm" not in name}
+    error = await raised(server.load(WeightVersion(epoch=0, n=8), partial))
+    assert "parameters unloaded" in str(error), error
+
+
+@contextlib.contextmanager
+def stub_server(llm: Any) -> Iterator[str]:
+    """The routes of `vllm.entrypoints.rl.online.api_router`, on an engine in this process."""
+    routes: dict[str, Callable[[dict[str, Any]], object]] = {
+        "/pause": lambda body: None,
+        "/resume": lambda body: None,
+        "/start_weight_update": lambda body: llm.collective_rpc("start_weight_update"),
+        "/update_weights": lambda body: llm.collective_rpc("update_weights", kwargs=body),
+        "/finish_weight_update": lambda body: (
+            llm.collective_rpc("finish_weight_update"),
+            llm.set_weight_version(body["weight_version"]),
+        ),
+        "/reset_prefix_cache": lambda body: llm.reset_prefix_cache(reset_running_requests=True),
+    }
+    with serving(lambda route, body: routes[route.partition("?")[0]](body)) as url:
+        yield url
+
+
 def case_refused(folder: Path) -> None:
     """What vLLM cannot serve is a RolloutError of the model; the head sizes we know are those vLLM has."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -344,6 +413,7 @@ CASES: dict[str, Callable[[Path], None]] = {
     "sampling": case_sampling,
     "changing": case_changing,
     "tied": case_tied,
+    "transfer": case_transfer,
     "refused": case_refused,
 }
 

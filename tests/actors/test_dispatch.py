@@ -28,7 +28,7 @@ def test_a_batch_is_split_and_never_padded():
 
 def test_updates_split_and_publishing_replicates_and_both_answer_once():
     for cls, split, replicated in (
-        (PolicyWorker, ["update_actor"], ["publish_weights", "retire_weights", "save_hf"]),
+        (PolicyWorker, ["update_actor"], ["publish_weights", "save_hf"]),
         (CriticWorker, ["update_critic"], []),
     ):
         table = method_table(cls)

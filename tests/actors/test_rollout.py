@@ -218,10 +218,11 @@ def test_validation_draws_its_own_way_and_alike_on_all_weights(rollout: Rollout,
 
 
 async def load(rollout: Rollout, n: int, dtype: str = "float32", name: str = "w") -> None:
-    store = MemoryStore()
+    store, registry, version = MemoryStore(), LocalRegistry(), WeightVersion(epoch=0, n=n)
     publisher = Publisher(store, options=WeightOptions(bucket_bytes=1 << 16, rollout_dtype=dtype))
-    manifest = publisher.publish(WeightVersion(epoch=0, n=n), {name: torch.full((2,), float(n))})
-    await rollout.load(manifest, store)
+    await registry.publish(publisher.publish(version, {name: torch.full((2,), float(n))}))
+    rollout.attach(registry, store, "rollout/0")
+    await rollout.agent.load(version)
 
 
 def test_a_published_version_is_loaded_and_named_in_every_token(rollout: Rollout, fake: FakeEngine) -> None:

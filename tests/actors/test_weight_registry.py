@@ -47,9 +47,16 @@ class Group:
         return call
 
     def close(self):
+        asyncio.run_coroutine_threadsafe(self.cancel_all(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+    async def cancel_all(self):
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 @pytest.fixture

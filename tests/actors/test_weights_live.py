@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_three_replicas_follow_a_publisher_bit_for_bit_and_one_dies_with_a_lease
         assert replicas.submit("pull_share", timeout=30).result() == [[], [], []]
 
         # A live holder keeps its version, and is named; a dead one keeps it until its lease lapses.
-        held, _ = replicas.rank(1).submit("hold", timeout=30).result()[0]
+        held, _ = replicas.rank(1).submit("hold", (60.0,), timeout=30).result()[0]
         assert publish(held + 1) == ""
         error = publish(held + 2, timeout=3.0)
         assert error.startswith(
@@ -61,13 +60,11 @@ def test_three_replicas_follow_a_publisher_bit_for_bit_and_one_dies_with_a_lease
         )
         replicas.rank(1).submit("let_go", timeout=30).result()
         assert publish(held + 2) == ""
-        doomed, pid = replicas.rank(2).submit("hold", timeout=30).result()[0]
+        doomed, pid = replicas.rank(2).submit("hold", (3.0,), timeout=30).result()[0]
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerDied):
-            replicas.rank(2).submit("hold", timeout=30).result()
-        started = time.monotonic()
+            replicas.rank(2).submit("let_go", timeout=30).result()
         assert [publish(doomed + 1), publish(doomed + 2)] == ["", ""]
-        assert time.monotonic() - started < 10
         state = registry.submit("state", timeout=10).result()
         assert state.lapsed == 1
         assert [one.version.n for one in state.versions] == [doomed + 1, doomed + 2]

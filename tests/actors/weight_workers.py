@@ -75,7 +75,8 @@ class Replica(Worker):
         store = active_store()
         assert store is not None
         self._registry = GroupRegistry(registry)
-        self._puller = Puller(store, self._registry, f"replica/{self.rank}", 2.0)
+        self._store, self._name = store, f"replica/{self.rank}"
+        self._puller = Puller(store, self._registry, self._name, 60.0)
         self._held = contextlib.AsyncExitStack()
 
     async def follow(self, last: int) -> tuple[list[int], list[str]]:
@@ -90,7 +91,7 @@ class Replica(Worker):
                 await pulled.check()
                 newest = pulled.version
             seen.append(newest.n)
-            await self._registry.report_serving(f"replica/{self.rank}", newest)
+            await self._registry.report_serving(self._name, newest)
         return seen, wrong
 
     async def pull_share(self) -> list[str]:
@@ -105,9 +106,10 @@ class Replica(Worker):
                 if not torch.equal(found, expected[name].to(torch.bfloat16))
             ]
 
-    async def hold(self) -> tuple[int, int]:
+    async def hold(self, ttl: float) -> tuple[int, int]:
         """Pull the latest and keep its lease: the version, and this process."""
-        pulled = await self._held.enter_async_context(self._puller.pull())
+        puller = Puller(self._store, self._registry, self._name, ttl)
+        pulled = await self._held.enter_async_context(puller.pull())
         return pulled.version.n, os.getpid()
 
     async def let_go(self) -> None:

@@ -146,6 +146,12 @@ class Command:
             if (name := _marked(pid, needle)) is not None
         }
 
+    def worker(self, group: str, rank: int = 0) -> int:
+        """The process of one rank, told by the log it writes to."""
+        log = str(self.folder / "logs" / group / f"rank{rank}.log")
+        (pid,) = [pid for pid in self.processes() if _output_of(pid) == log]
+        return pid
+
     def discard(self) -> None:
         """End what is left, so that one failed test does not disturb the next."""
         until = time.monotonic() + BOUND_S
@@ -179,6 +185,13 @@ def _marked(pid: int, needle: bytes) -> str | None:
     except OSError:
         return None
     return name if needle in environ and state not in "ZX" else None
+
+
+def _output_of(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return None
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

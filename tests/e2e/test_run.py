@@ -24,6 +24,8 @@ METRICS = {
     "actor/grad_norm", "actor/lr", "response_length/clip_ratio", "perf/throughput", "perf/time_per_step",
     "perf/total_num_tokens", "perf/controller_share", "training/global_step", "training/epoch",
     "training/rollout_probs_diff_mean", "training/rollout_probs_diff_max",
+    "store/objects", "store/leases", "store/segments", "store/bytes_in", "store/bytes_out",
+    "store/bytes_mapped", "store/bytes_copied", "store/cache_hits", "store/controller/bytes_in",
     *(f"timing_s/{phase}" for phase in PHASES),
     *(
         f"{name}/{figure}"
@@ -95,7 +97,8 @@ def check_metrics(done: Finished, names: set[str]) -> None:
     for row in done.steps:
         assert names <= row.keys(), names - row.keys()
         assert all(isinstance(row[name], int | float) and math.isfinite(row[name]) for name in names)
-        assert row["training/rollout_log_probs_diff_max"] <= 1e-4
+        if row.get("training/off_policy/trajectory_staleness/max", 0) == 0:
+            assert row["training/rollout_log_probs_diff_max"] <= 1e-4
         assert row["response_length/min"] >= 1
     assert max(row["actor/grad_norm"] for row in done.steps) > 0
     assert max(row["critic/score/mean"] for row in done.steps) > 0
@@ -165,6 +168,36 @@ def test_two_ranks_of_everything(start: Start, built_in_model: Path) -> None:
     check_logs(done, {"actor": 2, "critic": 2, "rollout": 2, "reward": 1})
     check_metrics(done, METRICS | CRITIC)
     check_validation(done, prompts=16)
+    check_model(done, built_in_model)
+
+
+def check_versions(done: Finished, staleness: list[int]) -> None:
+    """Every response was generated on one version, the one it should have been."""
+    off_policy = "training/off_policy"
+    for row, behind in zip(done.steps, staleness, strict=True):
+        assert row[f"{off_policy}/trajectory_spans/max"] == 1
+        assert row[f"{off_policy}/trajectory_staleness/min"] == behind
+        assert row[f"{off_policy}/trajectory_staleness/max"] == behind
+        assert row[f"{off_policy}/evicted_samples/stale"] == 0
+
+
+def test_replicas_that_pull_weights_by_themselves(start: Start, built_in_model: Path) -> None:
+    """PPO on two replicas that are told nothing: rollout is one batch, and so one publish, ahead."""
+    two = "actor_rollout_ref.rollout.n_gpus_per_node=2"
+    done = check_clean_end(start("+smoke=tiny", "trainer.mode=decoupled_async", two))
+    check_logs(done, {"actor": 1, "critic": 1, "rollout": 2, "reward": 1, "registry": 1})
+    check_metrics(done, METRICS | CRITIC)
+    check_validation(done, prompts=16)
+    check_versions(done, [0, 1, 1])
+    check_model(done, built_in_model)
+
+
+def test_replicas_that_are_updated_by_the_trainer(start: Start, built_in_model: Path) -> None:
+    command = start("--config-name", "grpo_monarch", "+smoke=tiny", "trainer.mode=separate_async")
+    done = check_clean_end(command)
+    check_metrics(done, METRICS)
+    check_validation(done, prompts=16)
+    check_versions(done, [0, 1, 1])
     check_model(done, built_in_model)
 
 

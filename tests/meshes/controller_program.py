@@ -13,7 +13,7 @@ import os
 import sys
 import time
 
-from neoproto.runtime import ClassWithInitArgs, Runtime
+from neoproto.runtime import ClassWithInitArgs, Runtime, put
 from tests.meshes.workers import Probe
 
 
@@ -30,15 +30,22 @@ def tell_before_the_start() -> None:
 def main(mode: str, run_dir: str) -> None:
     if mode == "start":
         tell_before_the_start()
-    runtime = Runtime.from_config({"runtime": {"run_dir": run_dir}})
+    store = {"store_name_prefix": "an odd/prefix"}
+    runtime = Runtime.from_config({"runtime": {"run_dir": run_dir, "monarch": {"object_store": store}}})
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w"
     )
     pids = [one["pid"] for one in group.whoami()]
+    put(b"x" * 5_000_000)
+    left = {
+        "files": group.leave_a_file(),
+        "temporary": group.environment("TMPDIR"),
+        "cache": group.environment("TORCHINDUCTOR_CACHE_DIR"),
+    }
     if mode == "stuck":
         group.submit("sleep", (60.0,))
         group.submit("doze", (60.0,))
-    print(json.dumps({"run_id": runtime.run_id, "pids": pids, "pid": os.getpid()}), flush=True)
+    print(json.dumps({"run_id": runtime.run_id, "pids": pids, "pid": os.getpid(), **left}), flush=True)
     if mode == "exit":
         return
     with runtime:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,12 @@ def controller(mode: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str]
 def test_a_normal_end_is_clean_and_quiet(tmp_path: Path) -> None:
     shm, tmp = set(os.listdir("/dev/shm")), tmp_path / "run"
     with controller("close", tmp) as (process, told):
-        assert len(traces(told["run_id"])) > 0, "the mark is where the traces are looked for"
+        found = traces(told["run_id"])
+        for kind in ("process", "folder", "shm", "socket"):
+            assert any(one.startswith(kind) for one in found), "the mark is where the traces are looked for"
+        folder = f"{tempfile.gettempdir()}/np-{told['run_id']}-"
+        assert all(path.startswith(folder) for path in [*told["files"], *told["temporary"]])
+        assert not any(path.startswith(folder) for path in told["cache"]), "what was compiled is kept"
         assert wait_until_clean(told["run_id"], None, BOUND_S) == []
         rest, errors = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -104,3 +110,4 @@ def test_a_killed_controller_leaves_nothing(mode: str, tmp_path: Path) -> None:
         process.kill()
         process.wait()
         assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []
+        assert not any(os.path.exists(path) for path in told["files"])

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,9 @@ class Probe(Worker):
 
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def leave_a_file(self) -> str:
+        return tempfile.mkstemp(prefix="left-")[1]
 
     def left(self) -> float:
         return self.remaining()

@@ -66,7 +66,9 @@ MEASURED_IF_THERE = ("ray",)
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    declared = requirements([*PROJECT["dependencies"], *EXTRAS["cpu"], *LOCK["without_pins"]])
+    declared = requirements(
+        [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["nixl"], *LOCK["without_pins"]]
+    )
     providers = metadata.packages_distributions()
     known = {*sys.stdlib_module_names, *OURS, *MEASURED_IF_THERE}
     missing = set()
@@ -79,6 +81,6 @@ def test_every_package_that_is_imported_is_declared() -> None:
             if top in known | siblings:
                 continue
             # Several distributions may put files into one namespace package: one of them must be declared.
-            if not {canonicalize_name(name) for name in providers.get(top, [])} & set(declared):
+            if not {canonicalize_name(name) for name in providers.get(top, [top])} & set(declared):
                 missing.add(f"{path.relative_to(ROOT)} imports {top}")
     assert missing == set()

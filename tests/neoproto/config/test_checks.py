@@ -41,6 +41,8 @@ def topology(*workers: str, devices: int = 2, nnodes: int = 1, **ranges: tuple[i
 
 
 PPO = topology("actor", "rollout", "critic")
+APART = topology("actor", "rollout", "critic", actor=(0, 1), rollout=(1, 2), critic=(0, 1))
+ASYNC = {"trainer.mode": "decoupled_async"}
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,13 @@ PPO = topology("actor", "rollout", "critic")
             {"critic.enable": False},
             ["critic.enable: got false, but algorithm.adv_estimator=gae needs a critic"],
         ),
+        (
+            {"algorithm.rollout_correction": {"rollout_is": "token", "bypass_mode": True}},
+            [
+                "algorithm.rollout_correction.rollout_is: got 'token' with "
+                "algorithm.rollout_correction.bypass_mode=true"
+            ],
+        ),
         ({f"{A}.clip_ratio": 1.5}, [f"{A}.clip_ratio: got 1.5, which must be below 1 on the lower side"]),
         (
             {"reward.name": "exact_match", "reward.custom_reward_function.path": "r.py"},
@@ -188,6 +197,33 @@ PPO = topology("actor", "rollout", "critic")
             {"topology": PPO | {"models": [*PPO["models"][:2], PPO["models"][2] | {"config_key": "reward"}]}},
             ["topology.models[2].config_key: got 'reward', wanted 'critic' for worker 'critic'"],
         ),
+        (
+            {f"{R}.n_gpus_per_node": 2},
+            [f"{R}.n_gpus_per_node: got 2, but trainer.mode=sync shares its devices"],
+        ),
+        (
+            ASYNC | {f"{R}.n_gpus_per_node": 2, "topology": APART},
+            [f"{R}.n_gpus_per_node: got 2, but topology says where rollout runs"],
+        ),
+        (
+            ASYNC | {"topology": PPO},
+            [
+                "topology.models: rollout shares devices with 'actor'; trainer.mode=decoupled_async",
+                "topology.models: rollout shares devices with 'critic'; trainer.mode=decoupled_async",
+            ],
+        ),
+        (
+            ASYNC | {"trainer.decoupled_async": {"min_version_lag": 2}},
+            ["trainer.decoupled_async.min_version_lag: got 2, wanted less than trainer.replay_buffer."],
+        ),
+        (
+            {"trainer.mode": "separate_async", "trainer.separate_async": {"num_warmup_batches": 3}},
+            ["trainer.separate_async.num_warmup_batches: got 3; with trainer.replay_buffer."],
+        ),
+        (
+            {"weights.registry_name": "actor"},
+            ["weights.registry_name: got 'actor', which is the name of another worker group"],
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(values: dict[str, Any], said: list[str]) -> None:
@@ -239,6 +275,19 @@ def test_the_tiny_model_is_not_judged_when_a_folder_is_given() -> None:
     load({"actor_rollout_ref.model.path": "some/folder", "actor_rollout_ref.model.tiny.num_heads": 3})
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rollout_is": "token"},
+        {"rollout_is": "sequence", "rollout_is_threshold": 1, "bypass_mode": False},
+        {"rollout_is": None, "bypass_mode": True},
+    ],
+)
+def test_off_policy_correction_is_a_weight_or_a_bypass(options: dict[str, Any]) -> None:
+    correction = load({"algorithm.rollout_correction": options}).algorithm.rollout_correction
+    assert correction.model_dump(exclude_unset=True) == options
+
+
 def test_files_take_the_place_of_the_task() -> None:
     load({"data.train_files": "t.jsonl", "data.task.size": 1})
 
@@ -249,6 +298,41 @@ def test_the_preset_is_sized_by_the_trainer() -> None:
     assert [(one.nnodes, one.n_gpus_per_node, one.device_type) for one in preset.clusters] == [(2, 4, "cpu")]
     assert {model.resource_pool for model in preset.models} == {preset.device_pools[0].name}
     assert load({}).resolved_topology().clusters[0].device_type is None
+
+
+def test_rollout_has_devices_of_its_own_in_the_asynchronous_presets() -> None:
+    config = load(ASYNC | {"trainer.n_gpus_per_node": 2, f"{R}.n_gpus_per_node": 3})
+    preset = config.resolved_topology()
+    assert preset.clusters[0].n_gpus_per_node == 5
+    assert {model.worker: model.resource_pool for model in preset.models} == {
+        "actor": "train",
+        "critic": "train",
+        "rollout": "rollout",
+    }
+    assert {pool.name: pool.n_gpus_per_node for pool in preset.device_pools} == {"train": 2, "rollout": 3}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ASYNC | {"topology": APART},
+        ASYNC | {f"{R}.n_gpus_per_node": 3},  # no divisor of the batch: prompts are dealt as they come
+        ASYNC
+        | {"trainer.decoupled_async.min_version_lag": 2, "trainer.replay_buffer.max_off_policy_threshold": 3},
+        {"trainer.decoupled_async.min_version_lag": 9},  # not in use
+        {
+            "trainer.mode": "separate_async",
+            "trainer.separate_async": {"num_warmup_batches": 4, "parameter_sync_step": 2},
+        },
+        ASYNC
+        | {
+            "trainer.decoupled_async.num_warmup_batches": 5,
+            "trainer.replay_buffer.max_off_policy_strategy": "wait",
+        },
+    ],
+)
+def test_what_the_asynchronous_modes_can_do(values: dict[str, Any]) -> None:
+    assert load(values).async_options.num_warmup_batches >= 1
 
 
 def test_an_explicit_topology_of_the_same_size_is_no_conflict() -> None:

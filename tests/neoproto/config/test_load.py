@@ -85,6 +85,21 @@ def test_every_option_says_what_it_is() -> None:
             "gea",
             "wanted 'gae', 'grpo', 'rloo' or 'reinforce_plus_plus', got 'gea'",
         ),
+        (
+            "algorithm.rollout_correction.rollout_is_threshold",
+            0.5,
+            "rollout_is_threshold: wanted a value greater than or equal to 1, got 0.5 (float)",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is_threshold",
+            "0.5_5.0",
+            "rollout_is_threshold: wanted a number, got '0.5_5.0' (str)",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is",
+            "geometric",
+            "rollout_is: wanted 'token' or 'sequence', got 'geometric' (str)",
+        ),
         ("trainer.logger", ["console", "wandb"], "trainer.logger[1]: wanted 'console', 'jsonl' or 'tensorb"),
         ("trainer.logger", 3, "trainer.logger: wanted a list, got 3 (int)"),
         ("runtime.monarch.job_mode", "current", "is not supported: the only mode is process"),
@@ -155,9 +170,11 @@ def test_an_unknown_key_in_a_list_gets_the_nearest_one() -> None:
         ("actor_rollout_ref.model.trust_remote_code", True),
         ("trainer.save_freq", 10),
         ("trainer.resume_mode", "auto"),
-        ("trainer.mode", "separate_async"),
-        ("trainer.mode", "decoupled_async"),
-        ("algorithm.rollout_correction", {"rollout_is": "token"}),
+        ("trainer.mode", "one_step_off"),
+        ("algorithm.rollout_correction.rollout_rs", "token_k1"),
+        ("algorithm.rollout_correction.rollout_is_batch_normalize", True),
+        ("algorithm.rollout_correction.bypass_old_logprob_for_rollout", True),
+        ("algorithm.rollout_correction.loss_type", "reinforce"),
     ],
 )
 def test_an_option_of_verl_that_is_not_there_is_refused_by_name(path: str, value: Any) -> None:

@@ -61,6 +61,18 @@ def test_making_a_batch_with_a_store_costs_one_put_and_holds_references(memory):
     assert len(pickle.dumps(make(4096))) < 3000
 
 
+def jagged():
+    return torch.nested.nested_tensor([torch.arange(2.0), torch.arange(5.0)], layout=torch.jagged)
+
+
+def test_rows_of_a_nested_tensor_are_a_column_of_objects(store):
+    data = DataProto.from_dict({}, {"t": list(jagged().unbind()), "uid": ["a", "b"]})
+    swapped = DataProto.concat([data[1:], data[:1]])
+    assert [row.tolist() for row in swapped["t"]] == [[0, 1, 2, 3, 4], [0, 1]]
+    with pytest.raises(ValueError, match="nested tensor"):
+        data.batch["other"] = jagged()
+
+
 @pytest.mark.parametrize(
     ("tensors", "others", "message"),
     [
@@ -72,6 +84,8 @@ def test_making_a_batch_with_a_store_costs_one_put_and_holds_references(memory):
         ({"a": torch.zeros(3)}, {"n": [1, 2]}, r"column 'n' has shape \(2,\), column 'a' has \(3,\)"),
         ({"a": torch.zeros(())}, {}, r"column 'a' has no batch dimension"),
         ({"a": [1, 2]}, {}, r"column 'a' must be a tensor, got list"),
+        ({"a": jagged()}, {}, r"column 'a' must be a dense tensor .* got a nested tensor: pad it, or give"),
+        ({"a": torch.eye(2).to_sparse()}, {}, r"got a tensor of layout torch.sparse_coo"),
         ({}, {"n": "text"}, r"column 'n' must be an array or a sequence, got str"),
         ({"a": torch.zeros(3)}, {"a": [1, 2, 3]}, r"column 'a' is given both"),
     ],

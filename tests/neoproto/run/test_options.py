@@ -59,6 +59,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     f"{ROLLOUT}.val_kwargs.temperature": (0.5, {"rollout"}),
     f"{ROLLOUT}.val_kwargs.top_p": (0.9, {"rollout"}),
     f"{ROLLOUT}.val_kwargs.top_k": (10, {"rollout"}),
+    "algorithm.rollout_correction.rollout_is": ("token", {"actor"}),
     "critic.ppo_mini_batch_size": (32, {"critic"}),
     "critic.ppo_micro_batch_size_per_gpu": (32, {"critic"}),
     "critic.ppo_epochs": (2, {"critic"}),
@@ -74,6 +75,13 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     "reward.max_concurrency": (3, {"reward"}),
     "weights.rollout_dtype": ("float16", {"actor"}),
     "weights.bucket_mib": (1, {"actor"}),
+    "weights.num_slots": (5, {"actor"}),
+    "weights.lease_ttl": (3.0, {"actor", "rollout"}),
+    "weights.transport": ("store", {"actor", "rollout"}),
+    "weights.pause_mode": ("keep", {"rollout"}),
+    "weights.drain_timeout": (0.5, {"rollout"}),
+    "trainer.decoupled_async.min_version_lag": (2, {"rollout"}),
+    "trainer.decoupled_async.poll_interval": (0.5, {"rollout"}),
     "trainer.seed": (9, TORCH),
     "trainer.timeouts.update": (33.0, TORCH),
     **{
@@ -93,11 +101,12 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
 """Path: another value than the default, and the groups whose options it changes."""
 
 CONTROLLER = re.compile(
-    r"runtime\..+|topology|algorithm\..+|data\.task\..+"
+    r"runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
     r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed|chat_template)"
     r"|actor_rollout_ref\.model\.(path|tiny\..+)|critic\.(enable|model\.path)"
-    rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env)"
-    r"|trainer\.(?!seed$|timeouts\.update$).+"
+    rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env|n_gpus_per_node)"
+    r"|weights\.registry_name"
+    r"|trainer\.(?!seed$|timeouts\.update$|decoupled_async\.(min_version_lag|poll_interval)$).+"
 )
 """What the controller reads itself: the models' folders, the data, the arithmetic of a step, the loop."""
 

@@ -71,6 +71,7 @@ def footprint():
 
 
 def soak(client, seconds, seed):
+    """Keys of one's own, of known values; and a key that everybody overwrites, each value of one number."""
     choose, live, wrong, count = random.Random(seed), {}, 0, 0
     until, before = time.monotonic() + seconds, None
     while time.monotonic() < until:
@@ -82,6 +83,9 @@ def soak(client, seconds, seed):
         value = client.get(choose.choice([key, ref]))
         wrong += int((value != number).sum())
         value[:] = 0
+        client.put(torch.full((choose.choice([10, 50_000]),), number), key="everybody's")
+        value = client.get("everybody's")
+        wrong += int((value != value[0]).sum())
         if len(live) > 20:
             key = choose.choice(list(live))
             client.delete(live.pop(key)[0])
@@ -90,6 +94,7 @@ def soak(client, seconds, seed):
             before = footprint()
     after = footprint()
     client.delete_batch([ref for ref, _ in live.values()])
+    client.delete("everybody's", missing_ok=True)
     return {"wrong": wrong, "rounds": count, "before": before, "after": after}
 
 
@@ -151,12 +156,6 @@ class Worker(Actor):
     async def double(self, batch, key):
         """A batch in, a batch out: both as references."""
         return DataProto.from_dict({"doubled": batch[key] * 2}, {"rank": [self.rank] * len(batch)})
-
-    @endpoint
-    async def hold(self, ref):
-        """Keep a value mapped, in what becomes of this process."""
-        self.held = await self.client.get(ref, blocking=False)
-        return os.getpid()
 
     @endpoint
     async def snapshot(self, key, seconds):

@@ -4,7 +4,7 @@ import pickle
 import sys
 import time
 
-import torch
+import numpy as np
 
 from neoproto.store.local import SharedVolume
 from neoproto.store.shm import Owner, Table
@@ -26,7 +26,7 @@ def begin_to_write(prefix, grant_file):
         grant = pickle.load(file)
     pen = SharedVolume.open(prefix).pen(grant)
     place = pen.place((grant.nbytes,))
-    pen.write(place, (torch.ones(grant.nbytes // 2, dtype=torch.uint8),))
+    pen.write(place, (np.ones(grant.nbytes // 2, dtype=np.uint8),))
     print("half", flush=True)
     time.sleep(60)
 

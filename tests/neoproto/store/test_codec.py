@@ -22,7 +22,7 @@ def _equal_bytes(a, b):
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex32, torch.complex64, torch.complex128], ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (4, 5), (2, 0, 3)], ids=str)
 def test_dense_tensors_of_every_dtype_come_back(dtype, shape):
     raw = torch.randint(0, 2, (torch.Size(shape).numel() * dtype.itemsize,), dtype=torch.uint8)
@@ -94,8 +94,8 @@ def test_leaves_of_containers_are_not_pickled():
     value = {"t": leaf, "deep": [array, (leaf[:3], "x")], "f": lambda: 7}
     info, parts = encode(value)
     assert info.kind == "object"
-    assert parts[0].numel() < 2000
-    assert {part.numel() for part in parts[1:]} >= {2000, 8000}
+    assert parts[0].size < 2000
+    assert {part.size for part in parts[1:]} >= {2000, 8000}
     back = decode(info, parts)
     assert torch.equal(back["t"], leaf)
     np.testing.assert_array_equal(back["deep"][0], array)

@@ -2,13 +2,14 @@
 
 import asyncio
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from neoproto.data import DataProto, collect, split_for_ranks
-from neoproto.errors import KeyMissing, StoreClosed
+from neoproto.errors import KeyMissing, StoreClosed, StoreError
 from neoproto.store import use_store
 
 pytestmark = pytest.mark.live
@@ -17,15 +18,16 @@ pytestmark = pytest.mark.live
 class Cluster:
     """Two workers, a store and the controller's client of it."""
 
-    def __init__(self, volumes=1, strategy="host", host_ids=None, hosts=1, workers=2, **options):
+    def __init__(self, volumes=1, strategy="host", host_ids=None, hosts=1, workers=2, mesh=None, **options):
+        """`mesh` has that many hosts; if None, they are processes of this machine."""
         from monarch.job import ProcessJob
 
         from neoproto.store.engine import StoreClient, StoreServer
         from tests.neoproto.store.live_actors import Worker
 
-        self.job = ProcessJob({"hosts": hosts})
+        self.job = ProcessJob({"hosts": hosts}) if mesh is None else None
         self.per_host = workers // hosts
-        hosts = self.job.state(cached_path=None).hosts
+        hosts = mesh or self.job.state(cached_path=None).hosts
         self.procs = hosts.spawn_procs(per_host={"gpus": self.per_host})
         self.store_procs = hosts.spawn_procs(per_host={"volumes": volumes})
         self.workers = self.procs.spawn("workers", Worker)
@@ -53,7 +55,8 @@ class Cluster:
     def close(self):
         self.client.close()
         asyncio.run(self.server.close(10))
-        self.job.kill()
+        if self.job is not None:
+            self.job.kill()
 
 
 @pytest.fixture
@@ -116,20 +119,32 @@ def test_rows_are_selected_where_they_are(cluster):
 
 
 def test_batches_travel_as_references(cluster):
+    """The controller cuts, sends, collects and passes on a batch without touching a byte of its tensors."""
     with use_store(cluster.client):
-        data = DataProto.from_dict({"x": torch.arange(6)}, {"uid": list("abcdef")})
-        split = split_for_ranks(data, 4, pad=True)
+        data = DataProto.from_dict(
+            {"x": torch.arange(6), "wide": torch.zeros(6, 1 << 17)}, {"uid": list("abcdef")}
+        )
+    before = cluster.client.stats()
+    split = split_for_ranks(data, 4, pad=True)
     assert len(pickle.dumps(split.chunks)) < 10_000
     results = []
     for rank, chunk in enumerate(split.chunks):
         results.append(cluster.on(rank % 2, "double", chunk, "x"))
     whole = split.collect(results)
+    passed_on = cluster.on(1, "double", whole, "doubled")
+    assert len(pickle.dumps([results, passed_on])) < 10_000
+    assert cluster.client.stats() == before
+    assert cluster.on(0, "stats")["bytes_copied"] == 2 * 2 * 8, (
+        "a rank reads its own rows, of the column it uses"
+    )
+    assert cluster.client.stats(run=True)["bytes_copied"] > 0
+    assert passed_on["doubled"].tolist() == [0, 4, 8, 12, 16, 20]
     assert len(whole.refs) == 8
     assert whole["doubled"].tolist() == [0, 2, 4, 6, 8, 10]
     assert whole["rank"].tolist() == [0, 0, 1, 1, 0, 0]
     assert collect([results[1], results[0]])["doubled"].tolist() == [4, 6, 0, 2]
     data.release()
-    collect(results).release()
+    collect([*results, passed_on]).release()
     assert cluster.client.keys() == []
 
 
@@ -166,6 +181,35 @@ def test_stock_torchstore_clients_share_the_store(cluster):
     cluster.on(0, "stock_client", "delete", "test_live", "theirs")
     cluster.client.delete("ours.object")
     assert cluster.client.keys() == ["ours.tensor"]
+
+
+def test_stores_side_by_side_do_not_see_each_other(cluster):
+    """Nor does closing one, or a client of it, touch the other."""
+    from neoproto.store.engine import StoreClient, StoreServer
+
+    start = StoreServer.start(
+        procs=cluster.store_procs,
+        index_procs=cluster.index_procs,
+        name="test_beside",
+        strategy="host",
+        timeout_s=90,
+    )
+    server = asyncio.run(start)
+    beside = StoreClient.attach(server.spec(), host_id="0")
+    ours, theirs = cluster.client.put(torch.zeros(1 << 20), key="k"), beside.put(torch.ones(1 << 20), key="k")
+    assert (cluster.client.get("k").sum(), beside.get("k").sum()) == (0, 1 << 20)
+    assert cluster.client.keys() == beside.keys() == ["k"]
+    with pytest.raises(KeyMissing):
+        beside.delete(ours)
+    beside.close()
+    asyncio.run(server.close(10))
+    with pytest.raises(StoreClosed):
+        beside.get(theirs)
+    assert cluster.on(0, "run", "get", "k").sum() == 0
+    impatient = StoreClient.attach(replace(cluster.spec, timeout_s=1e-6), host_id="0")
+    with pytest.raises(StoreError, match="did not answer within 1e-06 s"):
+        impatient.get("k")
+    impatient.close()
 
 
 def test_a_closed_client_and_a_closed_store_say_so(cluster):

@@ -43,7 +43,7 @@ class Host:
 
     def put(self, value):
         info, parts = encode(value)
-        sizes = [part.numel() for part in parts]
+        sizes = [part.size for part in parts]
         grant = self.reserve(total_bytes([sizes]))
         pen = self.view.pen(grant)
         place = pen.place(sizes)
@@ -112,6 +112,34 @@ def test_rows_of_large_and_small_values(host):
             host.view.read(ref, range(n, n + 1))
     gc.collect()
     assert host.view.holds == 0
+
+
+def test_wide_rows_are_read_one_by_one_and_nothing_else_is(host, monkeypatch):
+    """By call at first, then from a mapping that is kept."""
+    read = []
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: read.append(preadv(*args)) or read[-1])
+    table = torch.arange(512 * 512, dtype=torch.float32).reshape(512, 2, 256)
+    ref = host.put(table)
+    wanted = (np.array([511, 3, 4, 5, 3]), range(10, 20), range(9, 0, -4), range(0), np.array([7]))
+    for known in (False, True):
+        for rows in wanted:
+            if not known:
+                host.view = SharedVolume.open(host.prefix)
+            index = np.asarray(rows, dtype=np.int64)
+            read.clear()
+            assert torch.equal(host.view.read(ref, rows), table[index])
+            assert sum(read) == (0 if known else len(rows) * 2048)
+            assert host.view.copied % 2048 == 0
+    assert host.view.holds == 0
+    copied = host.view.copied
+    host.view.read(ref, np.array([1, 2])).zero_()
+    assert host.view.copied - copied == 2 * 2048
+    assert torch.equal(host.view.read(ref), table)
+    host.free(ref)
+    with pytest.raises(KeyMissing):
+        host.view.read(ref, range(1))
+    assert host.put(table).place.segment == ref.place.segment, "no lock is kept"
 
 
 def test_a_segment_is_reused_only_when_no_reader_holds_it(host):
@@ -298,13 +326,13 @@ def values(clock, shared=True):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_leases_hold_up_deletion_and_expire(shared):
-    from neoproto.store.wire import Sent, Wanted, to_blobs
+    from neoproto.store.wire import Sent, Wanted
 
     now = [0.0]
     held = values(lambda: now[0], shared)
     info, parts = encode(torch.arange(3))
     for generation in (1, 2):
-        asyncio.run(held.keep([Sent(key="k", generation=generation, info=info, blobs=to_blobs(parts))]))
+        asyncio.run(held.keep([Sent(key="k", generation=generation, info=info, parts=parts)]))
 
     def there(generation):
         return held.read(Wanted(key="k", generation=generation, rows=None)).info is not None

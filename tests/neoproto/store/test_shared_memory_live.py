@@ -5,13 +5,13 @@ import os
 import signal
 import time
 
-import numpy as np
 import pytest
 import torch
 
 from neoproto.errors import KeyMissing, StoreError, StoreFull
 from neoproto.store import shm
 from tests.neoproto.store.test_engine_live import Cluster
+from tests.neoproto.store.two_hosts import check_two_hosts
 
 pytestmark = pytest.mark.live
 
@@ -56,6 +56,9 @@ def test_references_are_read_without_messages_and_segments_recycled(cluster):
     found = client.stats(run=True)
     assert (found["objects"], found["made"], found["reused"]) == (0, 2, 4)
     assert client.stats()["bytes_in"] == 5 * 8 * (MIB + 10)
+    (owner,) = [name for name in files(cluster) if name.endswith(".owner")]
+    with open(f"/proc/{lock_holder(shm.path_of(owner))}/maps") as maps:
+        assert "libtorch" not in maps.read(), "a volume moves bytes, and needs no torch for that"
 
 
 @pytest.mark.parametrize("cluster", [{"limit_bytes": 8 * MIB}], indirect=True)
@@ -90,41 +93,26 @@ def test_snapshots_outlive_deletion_and_not_their_holder(cluster):
     with pytest.raises(KeyMissing):
         client.get(first)
     second = client.put(torch.arange(4))
-    cluster.on(1, "snapshot", second, 6.0)
-    time.sleep(7.0)  # renewed meanwhile
-    pid = cluster.on(1, "hold", second)
+    cluster.on(1, "snapshot", second, 4.0)
+    lease = cluster.spec.volume(second.volume).lease
+    lease.call_one(second.key, second.generation, "a holder that died", 4.0).get(90)
     client.delete(second)
-    assert client.stats(run=True)["deferred_deletions"] == 1
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(8.0)
+    assert client.stats(run=True)["leases"] == 2
+    time.sleep(5.0)  # the worker renews its own meanwhile
+    found = client.stats(run=True)
+    assert (found["leases"], found["deferred_deletions"]) == (1, 1)
+    assert client.get(second).tolist() == [0, 1, 2, 3]
+    cluster.on(1, "release")
     assert client.stats(run=True)["objects"] == 0
-    os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("cluster", [{"hosts": 2, "host_ids": ["0", "1"], "sharing": "host"}], indirect=True)
+TWO_HOSTS = {"hosts": 2, "host_ids": ["0", "1"], "sharing": "host", "remote": "rdma"}
+
+
+@pytest.mark.parametrize("cluster", [TWO_HOSTS], indirect=True)
 def test_two_hosts_have_a_volume_each_and_reach_each_others_rows(cluster):
-    assert cluster.homes == ["0", "1"]
-    client = cluster.client
-    ref = cluster.on(1, "run", "put", torch.arange(40_000).reshape(20_000, 2))
-    assert ref.volume == "1"
-    rows = np.array([5, 19_999, 5])
-    sent = client.counters.bytes_out
-    for _ in range(2):
-        assert client.get(ref, rows=rows)[:, 0].tolist() == [10, 39_998, 10]
-    assert client.counters.bytes_out - sent == 2 * 16
-    assert (client.stats()["cache_hits"], client.stats()["cache_misses"]) == (2, 2)
-    assert torch.equal(client.get(ref), torch.arange(40_000).reshape(20_000, 2))
-    assert cluster.on(1, "stats")["gets"] == 0
-    cluster.on(1, "run", "get", ref)
-    assert cluster.on(1, "stats")["gets_shared"] == 1
-    cluster.on(1, "run", "put", {"x": torch.ones(3)}, key="k")
-    assert client.get("k")["x"].tolist() == [1, 1, 1]
-    client.put(np.arange(4), key="k")
-    assert cluster.on(1, "run", "get", "k").tolist() == [0, 1, 2, 3]
-    client.delete(ref)
-    with pytest.raises(KeyMissing):
-        client.get(ref, rows=rows)
-    assert client.stats(run=True)["volumes"] == 2
+    """Monarch carries RDMA over TCP where there is no hardware for it."""
+    assert check_two_hosts(cluster) == 3
 
 
 def test_a_volume_that_died_leaves_nothing_and_says_so(cluster, monkeypatch):
@@ -158,7 +146,7 @@ def test_soak(cluster):
     found = [one.get(SOAK_S + 120) for one in asked]
     assert sum(one["wrong"] for one in found) == 0
     for one in found:
-        assert one["rounds"] > SOAK_S
+        assert one["rounds"] > SOAK_S / 4
         grown = [after - before for before, after in zip(one["before"], one["after"], strict=True)]
         assert grown[0] < 64, found
         assert grown[1] < 16, found

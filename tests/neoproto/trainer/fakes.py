@@ -19,9 +19,8 @@ import numpy as np
 import torch
 
 from neoproto.data import DataProto
-from neoproto.store import active_store
 from neoproto.trainer.protocols import Workers
-from neoproto.weights import Manifest, WeightVersion
+from neoproto.weights import WeightVersion
 
 PROMPTS, P, R = 2, 3, 2
 GENERATED = {
@@ -55,6 +54,10 @@ class FakeGroup:
     ) -> None:
         self.name, self.world_size, self.methods = name, world_size, dict(methods)
         self._calls = calls
+
+    def rank(self, rank: int) -> FakeGroup:
+        """A view of one of its processes; here there is only one."""
+        return self
 
     def submit(
         self,
@@ -104,6 +107,7 @@ class World:
     rollout: float = -1.0
     devices: tuple[int, int] = (1, 1)
     calls: list[Call] = field(default_factory=list)
+    published: list[WeightVersion] = field(default_factory=list)
     served: list[WeightVersion] = field(default_factory=list)
 
     def mask(self) -> torch.Tensor:
@@ -166,30 +170,21 @@ class World:
             tensors={"values": self.values * mask, "bootstrap_values": torch.tensor(list(self.bootstrap))}
         )
 
-    def publish(self, version: WeightVersion) -> Manifest:
-        store = active_store()
-        assert store is not None
-        bucket = store.put(torch.zeros(4), key=f"weights/{version}")
-        return Manifest(version=version, entries=(), buckets=(bucket,))
+    def publish(self, version: WeightVersion) -> None:
+        self.published.append(version)
 
-    def load(self, manifest: Manifest) -> None:
-        store = active_store()
-        assert store is not None
-        store.get_batch(list(manifest.buckets))  # not retired before it is loaded
-        self.served.append(manifest.version)
-
-    def retire(self, version: WeightVersion) -> None:
-        store = active_store()
-        assert store is not None
-        store.delete(f"weights/{version}")
+    def load(self, version: WeightVersion) -> None:
+        assert version in self.published
+        self.served.append(version)
 
     def workers(self, *, critic: bool = True, reference: bool = False) -> Workers:
         def group(name: str, world_size: int = 1, **methods: Callable[..., Any]) -> FakeGroup:
             return FakeGroup(name, self.calls, methods, world_size)
 
         return Workers(
+            num_devices=max(self.devices),
             rollout=group(
-                "rollout", self.devices[0], generate_sequences=self.generate, load_weights=self.load
+                "rollout", self.devices[0], generate_sequences=self.generate, update_weights=self.load
             ),
             reward=group("reward", compute_score=self.score),
             actor=group(
@@ -198,7 +193,6 @@ class World:
                 compute_log_prob=self.log_prob,
                 update_actor=lambda _: {"actor/pg_loss": 0.25},
                 publish_weights=self.publish,
-                retire_weights=self.retire,
             ),
             critic=group(
                 "critic",

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from neoproto.trainer.metrics import batch_metrics, logprob_difference, spread
+from neoproto.algorithms.rollout_correction import importance_weights
+from neoproto.trainer.metrics import batch_metrics, importance_metrics, logprob_difference, spread
 
 
 def columns() -> dict[str, torch.Tensor]:
@@ -19,8 +20,6 @@ def columns() -> dict[str, torch.Tensor]:
         "token_level_rewards": torch.tensor([[0.75, 0.0], [0.0, 0.5]]),
         "advantages": torch.tensor([[2.0, 9.0], [9.0, 9.0]]),
         "returns": zeros,
-        "old_log_probs": torch.tensor([[math.log(0.5), 0.0], [0.0, 0.0]]),
-        "rollout_log_probs": torch.tensor([[math.log(0.25), 0.0], [0.0, 0.0]]),
     }
 
 
@@ -40,12 +39,55 @@ def test_scores_are_per_sample_and_advantages_per_token_under_the_mask() -> None
     assert "critic/values/mean" not in figures
 
 
-def test_logprob_difference_ignores_padding() -> None:
+def test_logprob_difference_agrees_with_a_naive_loop_and_ignores_padding() -> None:
+    rollout, policy = [-1.0, -2.0, -0.5], [-1.5, -1.75, -0.5]
     figures = logprob_difference(
-        torch.tensor([[-1.0, 5.0]]), torch.tensor([[-1.5, -5.0]]), torch.tensor([[1, 0]]).bool()
+        torch.tensor([[*rollout[:2], 5.0], [rollout[2], math.nan, math.inf]]),
+        torch.tensor([[*policy[:2], -5.0], [policy[2], 0.0, math.inf]]),
+        torch.tensor([[1, 1, 0], [1, 0, 0]]),
     )
-    assert figures["training/rollout_log_probs_diff_max"] == pytest.approx(0.5)
-    assert figures["training/rollout_probs_diff_mean"] == pytest.approx(math.exp(-1.0) - math.exp(-1.5))
+    probs = [abs(math.exp(r) - math.exp(p)) for r, p in zip(rollout, policy, strict=True)]
+    logs = [r - p for r, p in zip(rollout, policy, strict=True)]
+    mean = sum(probs) / 3
+    assert figures == pytest.approx(
+        {
+            "training/rollout_probs_diff_mean": mean,
+            "training/rollout_probs_diff_max": max(probs),
+            "training/rollout_probs_diff_std": math.sqrt(sum((p - mean) ** 2 for p in probs) / 3),
+            "training/rollout_log_probs_diff_mean": 0.75 / 3,
+            "training/rollout_log_probs_diff_max": 0.5,
+            "rollout_corr/kl": sum(logs) / 3,
+            "rollout_corr/k3_kl": sum(math.exp(-d) - 1 + d for d in logs) / 3,
+        }
+    )
+
+
+def test_importance_metrics_agree_with_a_naive_loop() -> None:
+    log_ratios = torch.tensor([[math.log(4.0), math.log(0.5), 9.0], [0.0, math.nan, 0.0]])
+    weights = importance_weights(
+        log_ratios,
+        torch.zeros(2, 3),
+        torch.tensor([[1, 1, 0], [1, 0, 0]]),
+        level="token",
+        threshold=2.0,
+    )
+    assert importance_metrics(weights) == pytest.approx(
+        {
+            "training/rollout_is/mean": 3.5 / 3,
+            "training/rollout_is/max": 2.0,
+            "training/rollout_is/min": 0.5,
+            "training/rollout_is/clipfrac": 1 / 3,
+            "training/rollout_is/ess": 3.5**2 / (3 * (4 + 0.25 + 1)),
+        }
+    )
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_without_tokens_there_is_no_distance_and_no_weight_to_report(level: str) -> None:
+    nothing = torch.zeros(2, 3)
+    assert logprob_difference(nothing, nothing, nothing) == {}
+    weights = importance_weights(nothing, nothing, nothing, level=level, threshold=2.0)
+    assert importance_metrics(weights) == {}
 
 
 def test_spread_of_nothing_is_nothing() -> None:

@@ -16,7 +16,8 @@ from neoproto.errors import NonFiniteLoss, RewardError
 from neoproto.store import MemoryStore
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
-from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step, together
+from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step
+from neoproto.trainer.tasks import together
 from tests.neoproto.trainer.fakes import GENERATED, FakeGroup, World, prompt_batch
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -274,6 +275,105 @@ def test_settings_carry_every_option_of_the_estimators() -> None:
     assert (options.gamma, options.lam, options.norm_by_std, options.whiten) == (0.5, 0.25, False, False)
 
 
+# -- samples of another policy -----------------------------------------------------------------------------
+
+BYPASS = {"rollout_correction": {"bypass_mode": True}}
+DISTANCE = {
+    "training/rollout_probs_diff_mean", "training/rollout_probs_diff_max", "training/rollout_probs_diff_std",
+    "training/rollout_log_probs_diff_mean", "training/rollout_log_probs_diff_max",
+    "rollout_corr/kl", "rollout_corr/k3_kl",
+}  # fmt: skip
+WEIGHTS = {f"training/rollout_is/{name}" for name in ("mean", "max", "min", "clipfrac", "ess")}
+
+
+def weighing(level: str, threshold: float = 2.0) -> StepSettings:
+    return settings(rollout_correction={"rollout_is": level, "rollout_is_threshold": threshold})
+
+
+def test_without_correction_the_distance_is_reported_and_nothing_is_weighed() -> None:
+    world = World(old=-1.0, rollout=-1.5)
+    batch, figures = step(world, settings())
+    assert "rollout_is_weights" not in batch
+    assert figures.keys() >= DISTANCE
+    assert not figures.keys() & WEIGHTS
+    assert figures["rollout_corr/kl"] == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(("level", "weights"), [("token", [0.5, 0.5]), ("sequence", [0.25, 0.5])])
+def test_weights_are_old_over_rollout_of_a_token_or_of_the_whole_response(
+    level: str, weights: list[float]
+) -> None:
+    """Each token is half as likely as it was at sampling; the rows have 2 and 1 of them."""
+    world = World(lengths=(2, 1), old=-1.0 - math.log(2), rollout=-1.0)
+    batch, figures = step(world, weighing(level))
+    expected = torch.tensor([[weights[0]] * 2, [weights[1], 0.0]])
+    torch.testing.assert_close(batch.batch["rollout_is_weights"], expected)
+    for call in world.called("update_actor"):
+        torch.testing.assert_close(call.read("rollout_is_weights"), expected)
+    assert figures.keys() >= DISTANCE | WEIGHTS
+    assert figures["training/rollout_is/max"] == pytest.approx(0.5)
+    assert figures["training/rollout_is/min"] == pytest.approx(min(weights))
+    assert figures["training/rollout_is/clipfrac"] == 0.0
+
+
+def test_weights_are_cut_down_to_the_threshold() -> None:
+    world = World(old=-1.0, rollout=-1.0 - math.log(3))
+    batch, figures = step(world, weighing("token", threshold=1.5))
+    torch.testing.assert_close(batch.batch["rollout_is_weights"], torch.tensor([[1.5, 1.5], [1.5, 0.0]]))
+    assert figures["training/rollout_is/clipfrac"] == 1.0
+    assert figures["training/rollout_is/ess"] == pytest.approx(1.0)
+
+
+def test_a_masked_response_has_no_weight_and_is_in_no_figure() -> None:
+    world = World(**CUT, old=-1.0, rollout=-1.5)
+    chosen = settings(truncated="mask", rollout_correction={"rollout_is": "sequence"})
+    batch, figures = step(world, chosen)
+    torch.testing.assert_close(batch.batch["rollout_is_weights"], torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+    assert figures["training/rollout_is/min"] == 2.0
+
+
+def test_with_bypass_mode_the_policy_is_not_asked_and_rollouts_log_probs_are_the_old_ones() -> None:
+    world = World(old=-1.0, rollout=-1.5)
+    batch, figures = step(world, settings(**BYPASS))
+    assert not world.called("compute_log_prob")
+    expected = torch.tensor([[-1.5, -1.5], [-1.5, 0.0]])
+    assert torch.equal(world.called("update_actor")[0].read("old_log_probs"), expected)
+    assert torch.equal(batch.batch["rollout_log_probs"], expected)
+    assert not figures.keys() & (DISTANCE | WEIGHTS)
+    assert "rollout_is_weights" not in batch
+
+
+def test_with_bypass_mode_the_kl_penalty_is_that_of_the_policy_that_sampled() -> None:
+    world = World(old=-1.0, rollout=-1.25, ref=-1.5)
+    _, figures = step(world, settings(use_kl_in_reward=True, **BYPASS), reference=True)
+    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.25)
+
+
+def test_the_second_name_of_rollouts_log_probs_costs_no_bytes(store: MemoryStore) -> None:
+    async def run() -> DataProto:
+        world = World()
+        return await annotate(
+            world.workers(), world.generate(prompt_batch()), settings(**BYPASS), PhaseClock()
+        )
+
+    columns = asyncio.run(run()).columns
+    assert columns["old_log_probs"].refs == columns["rollout_log_probs"].refs
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_weight_that_is_not_finite_stops_before_any_update(level: str) -> None:
+    world = World(rollout=math.nan)
+    with pytest.raises(NonFiniteLoss, match="rollout_is_weights"):
+        step(world, weighing(level))
+    assert not world.called("update_actor", "update_critic")
+
+
+def test_settings_carry_every_option_of_the_correction() -> None:
+    chosen = weighing("sequence", threshold=3.0).correction
+    assert (chosen.rollout_is, chosen.rollout_is_threshold, chosen.bypass_mode) == ("sequence", 3.0, False)
+    assert settings(**BYPASS).correction.bypass_mode
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------
 
 
@@ -345,11 +445,20 @@ def test_of_two_failures_the_earlier_one_is_raised() -> None:
 # -- references --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("truncated", ["bootstrap", "mask"])
-def test_releasing_batch_and_prompts_leaves_nothing_in_the_store(store: MemoryStore, truncated: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"truncated": "bootstrap"},
+        {"truncated": "mask", "rollout_correction": {"rollout_is": "token"}},
+        BYPASS,
+    ],
+)
+def test_releasing_batch_and_prompts_leaves_nothing_in_the_store(
+    store: MemoryStore, options: dict[str, Any]
+) -> None:
     world = World(**CUT)
     prompts = prompt_batch()
-    batch, _ = asyncio.run(ppo_step(world.workers(), prompts, settings(truncated=truncated), PhaseClock()))
+    batch, _ = asyncio.run(ppo_step(world.workers(), prompts, settings(**options), PhaseClock()))
     assert store.keys()
     batch.release()
     prompts.release()

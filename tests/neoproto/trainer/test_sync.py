@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +12,18 @@ import pytest
 from neoproto.config import load_config
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
-from neoproto.trainer.step import StepSettings
-from neoproto.trainer.sync import StepReport, SyncTrainer, TrainingResult
+from neoproto.trainer.record import TrainingResult, training_parts
+from neoproto.trainer.sync import SyncTrainer
 from neoproto.weights import WeightVersion
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
+from tests.neoproto.trainer.recording import Recorder
 
-SYNC = ["publish_weights", "load_weights", "retire_weights"]
+SYNC = ["publish_weights", "update_weights"]
 STEP = [
     "generate_sequences", "compute_score", "compute_log_prob", "compute_values",
     "update_actor", "update_critic",
 ]  # fmt: skip
 VALIDATION = ["generate_sequences", "compute_score"]
-
-
-class Recorder:
-    """Tracker and console at once."""
-
-    def __init__(self) -> None:
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.reports: list[StepReport] = []
-        self.validations: list[tuple[int, dict[str, float]]] = []
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.logged.append((step, dict(metrics)))
-
-    def close(self) -> None: ...
-
-    def step(self, report: StepReport) -> None:
-        self.reports.append(report)
-
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.validations.append((step, dict(metrics)))
-
-    def steps_logged(self) -> list[tuple[int, dict[str, float]]]:
-        return [(step, row) for step, row in self.logged if "training/global_step" in row]
 
 
 def train(
@@ -59,35 +36,36 @@ def train(
         }
     )
     recorder = Recorder()
-    trainer_ = SyncTrainer(
+    parts = training_parts(
         config,
         world.workers(),
         prompts,
-        StepSettings.from_config(config),
         tracker=recorder,
         run_dir=tmp_path,
         total_steps=steps,
         show=recorder,
     )
-    return asyncio.run(trainer_.run()), recorder
+    return asyncio.run(SyncTrainer(parts).run()), recorder
 
 
 def test_every_object_of_a_run_is_released(tmp_path: Path, store: MemoryStore) -> None:
     """Prompts, batches (a replaced mask among them), validation batches and answers, weights."""
     world = World(lengths=(2, 2), truncated=(True, False))
-    train(tmp_path, world, FakePrompts(validation=2), test_freq=1)
+    _, recorder = train(tmp_path, world, FakePrompts(validation=2), test_freq=1)
     assert store.bytes_in > 0
     assert store.keys() == []
+    moved = [row["store/bytes_in"] for _, row in recorder.steps_logged()]
+    assert moved == sorted(set(moved))
+    assert {row["store/objects"] for _, row in recorder.steps_logged()} == {0.0}
 
 
 @pytest.mark.usefixtures("store")
-def test_versions_count_from_zero_and_each_is_served_before_it_is_retired(tmp_path: Path) -> None:
+def test_versions_count_from_zero_and_each_is_served_before_the_next_step(tmp_path: Path) -> None:
     world = World()
     train(tmp_path, world, FakePrompts(), steps=3)
     versions = [WeightVersion(epoch=0, n=n) for n in range(4)]
     assert world.served == versions
     assert [call.args[0] for call in world.called("publish_weights")] == versions
-    assert [call.args[0] for call in world.called("retire_weights")] == versions
     assert [method for method in world.order() if method in SYNC] == SYNC * 4
     assert {call.timeout for call in world.called(*SYNC)} == {7.0}
 

@@ -157,6 +157,9 @@ def test_waiting_for_replicas_ends_when_the_last_one_serves():
         await registry.report_serving("b", version(5))
         assert await waiting
         assert await registry.serving() == {"a": version(6), "b": version(5), "c": version(5)}
+        assert await registry.wanted() == version(5)  # replicas load it below their lag
+        await registry.wait_serving(["a"], version(3), 0)
+        assert await registry.wanted() == version(5)
 
     asyncio.run(scenario())
 

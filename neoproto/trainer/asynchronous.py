@@ -1,0 +1,186 @@
+"""The asynchronous trainers: rollout runs ahead of training, on devices of its own.
+
+    prompts ─feeder─> queue ─dispatcher─> replicas ─> replay buffer ─sample─> learn ─> publish
+                 ▲                           │ load                             │         │
+                 └── next batch, step ends ──┼──────────────────────────────────┘         │
+                                             └──────────── weight versions <──────────────┘
+
+The two modes differ in the last arrow only. In `separate_async` the trainer stops all replicas, has them
+load, and waits; in `decoupled_async` it publishes and goes on, and replicas load when they choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol
+
+from neoproto.data import DataProto
+from neoproto.trainer.dispatcher import Dispatcher, Replica
+from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
+from neoproto.trainer.protocols import Group
+from neoproto.trainer.record import TrainingParts, TrainingResult
+from neoproto.trainer.replay_buffer import ReplayBuffer
+from neoproto.trainer.step import learn
+from neoproto.trainer.store_metrics import store_metrics
+from neoproto.trainer.tasks import must_go_on, owned_tasks
+from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingBoard, WeightFlow
+from neoproto.weights.version import WeightVersion, required_version
+
+
+class GroupReplica:
+    """One process of the rollout group, as the dispatcher wants it."""
+
+    def __init__(self, rollout: Group, rank: int) -> None:
+        self._view = rollout.rank(rank)
+        self.name = replica_name(rollout.name, rank)
+
+    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
+        batch: DataProto = await self._view.submit("generate_sequences", (prompts,), timeout=timeout)
+        return batch
+
+
+class Board(ServingBoard, Protocol):
+    """What the loops ask of the weight registry."""
+
+    async def serving(self) -> Mapping[str, WeightVersion]:
+        """Replica -> the version it serves."""
+        ...
+
+
+class AsyncTrainer:
+    """Owns the loops of `separate_async` and `decoupled_async`.
+
+    Args:
+        board: the weight registry.
+        replicas: of rollout; named as they report to the registry.
+        agents: in `decoupled_async`, what ends when a replica's update agent does; by name. Whoever started
+            them stops them.
+    """
+
+    def __init__(
+        self,
+        parts: TrainingParts,
+        board: Board,
+        replicas: Sequence[Replica],
+        agents: Mapping[str, Awaitable[Any]] | None = None,
+    ) -> None:
+        self._parts, self._board, self._replicas = parts, board, tuple(replicas)
+        self._agents = dict(agents or {})
+        self._options = parts.config.async_options
+        self._batch_size = parts.config.data.train_batch_size
+        ahead = (1 + self._options.num_warmup_batches) * self._batch_size
+        inflight = self._options.max_inflight_prompts or ahead
+        buffer = parts.config.trainer.replay_buffer
+        self._queue = PromptQueue(max_inflight_prompts=inflight, max_tries=buffer.max_tries)
+        self._feeder = PromptFeeder(self._queue, parts.prompts.next_batch)
+        self._buffer = ReplayBuffer(
+            self._queue,
+            n=parts.config.actor_rollout_ref.rollout.n,
+            epoch=0,
+            max_off_policy_threshold=buffer.max_off_policy_threshold,
+            strategy=buffer.max_off_policy_strategy,
+            refill=self._feed,
+            poll_interval=_HEALTH_CHECK_S,
+        )
+        self._dispatcher = Dispatcher(
+            self._queue,
+            self._buffer,
+            self._replicas,
+            board.serving,
+            max_inflight_prompts=inflight,
+            max_per_call=self._options.dispatch_batch_size,
+            poll_interval=self._options.dispatch_poll_interval,
+            timeout=parts.config.trainer.timeouts.generate,
+            version_aware=parts.config.trainer.decoupled_async.version_aware_routing,
+        )
+        self._step = 0
+        self._batches_left = parts.total_steps
+        self._wanted = WeightVersion(epoch=0, n=0)
+
+    async def run(self) -> TrainingResult:
+        """Train for `total_steps` steps.
+
+        Consumes: nothing. Waits for: the training loop. Produces: the result. Unblocked by: the end of
+        training, or the failure of any loop, which ends the others and is raised as itself.
+        """
+        async with owned_tasks() as tasks:
+            flow = self._flow(tasks)
+            others = [
+                tasks.create_task(must_go_on(what, work))
+                for what, work in {"the dispatcher": self._dispatcher.run(), **self._agents}.items()
+            ]
+            await self._train(flow)
+            for other in others:
+                other.cancel()
+        return self._parts.recorder.result()
+
+    async def _train(self, flow: WeightFlow) -> None:
+        """The training loop.
+
+        Consumes: finished groups. Waits for: a batch of them, and worker calls. Produces: weight versions,
+        prompts to generate, metrics. Unblocked by: enough groups, a result, an error, or a deadline.
+        """
+        parts = self._parts
+        await flow.publish().committed(PhaseClock(), self._options.init_timeout)
+        if parts.validator.due(0):
+            await parts.validator.run(0)
+        for _ in range(1 + self._options.num_warmup_batches):
+            self._feed_batch()
+        for step in range(1, parts.total_steps + 1):
+            await self._train_step(step, flow)
+            if parts.validator.due(step):
+                await flow.newest.committed(PhaseClock())
+                await parts.validator.run(step)
+
+    async def _train_step(self, step: int, flow: WeightFlow) -> None:
+        parts, clock, limits = self._parts, PhaseClock(), self._parts.config.trainer.timeouts
+        self._step = step
+        sampled = await clock.wait(
+            "gen",
+            self._buffer.sample(self._batch_size, flow.newest.version, timeout=limits.generate),
+        )
+        sampled.batch.meta_info = {"step": step, "validate": False}
+        batch, figures = await learn(parts.workers, sampled.batch, parts.settings, clock)
+        if step % self._options.parameter_sync_step == 0 or parts.validator.due(step):
+            await self._hand_out_weights(flow, clock)
+        self._feed_batch()
+        samples = len(batch)
+        self._buffer.done(sampled, batch)
+        figures |= sampled.metrics | await store_metrics()
+        parts.recorder.step(step, figures, clock, samples)
+
+    async def _hand_out_weights(self, flow: WeightFlow, clock: PhaseClock) -> None:
+        """Publish; then either see to it that replicas load, or leave that to them."""
+        lag = 1
+        with clock.phase("update_weights"):
+            ticket = flow.publish()
+        if self._parts.config.trainer.mode == "separate_async":
+            await ticket.committed(clock)
+        else:
+            lag = self._parts.config.trainer.decoupled_async.min_version_lag
+        self._wanted = required_version(ticket.version, min_version_lag=lag)
+
+    def _feed_batch(self) -> None:
+        """Enqueue a batch, unless all that training needs are on their way."""
+        if self._batches_left:
+            self._batches_left -= 1
+            self._feed(self._batch_size)
+
+    def _feed(self, count: int) -> None:
+        self._feeder.feed(count, enqueue_step=self._step, min_weight_version=self._wanted)
+
+    def _flow(self, tasks: Any) -> WeightFlow:
+        workers, limit = self._parts.workers, self._parts.config.trainer.timeouts.weights
+        if self._parts.config.trainer.mode == "separate_async":
+            return DrivenFlow(workers, tasks, limit=limit)
+        names = [replica.name for replica in self._replicas]
+        return PulledFlow(workers, tasks, self._board, names, limit=limit)
+
+
+_HEALTH_CHECK_S = 1.0
+
+
+def replica_name(group: str, rank: int) -> str:
+    """How a replica calls itself to the weight registry."""
+    return f"{group}/{rank}"

@@ -1,0 +1,153 @@
+"""How long a replica stands still for new weights, beside how long its engine loads them.
+
+    python scripts/bench_pause.py [--repeats 9] [--quick]
+
+vLLM serves a model of SmolLM2-135M's shapes (269 MB as bfloat16, random values) and generates all the time;
+an update agent takes version after version, in each pause mode. A pause is timed in the engine's thread, from
+where it stops stepping to where it may step again; loading is a part of it. Medians; the last line is one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+from typing import Any
+
+from _bench import Figure, report
+
+from actors.rollout_options import EngineOptions, rollout_env
+
+PROMPT, ANSWER, IN_FLIGHT = 16, 96, 16
+SMOL = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+QUICK = {"vocab_size": 1024, "num_hidden_layers": 2}
+
+
+def make_model(folder: str, quick: bool) -> Any:
+    """A random Llama in bfloat16, saved for vLLM."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shapes: dict[str, Any] = SMOL | (QUICK if quick else {})
+    config = LlamaConfig(
+        **shapes, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return model
+
+
+class Replica:
+    """An engine, an agent beside it, and versions to take; all in this process."""
+
+    def __init__(self, engine: Any, weights: dict[str, Any]) -> None:
+        from neoproto.store import MemoryStore
+        from neoproto.weights import LocalRegistry, Publisher, WeightVersion
+
+        self.engine, self.weights = engine, weights
+        self._store, self._registry = MemoryStore(), LocalRegistry()
+        self._publisher = Publisher(self._store)
+        self._version = WeightVersion(epoch=0, n=0)
+
+    async def updates(self, mode: Any, count: int) -> list[dict[str, float]]:
+        """Take so many versions while generating: seconds paused, loading, from pause call to resumption."""
+        from neoproto.weights import Puller, UpdateAgent, UpdateOptions
+
+        puller = Puller(self._store, self._registry, "bench")
+        options = UpdateOptions(pause_mode=mode, drain_timeout=0.0)
+        agent = UpdateAgent(self._registry, puller, self.engine, options, replica="bench")
+        found = []
+        for _ in range(count + 1):
+            generating = asyncio.create_task(self._generate())
+            await asyncio.sleep(0.5)
+            self._version = self._version.next()
+            await self._registry.publish(self._publisher.publish(self._version, self.weights))
+            await agent.load(self._version)
+            times = self.engine.times
+            found.append(
+                {
+                    "paused": times.last_paused,
+                    "loading": times.last_loading,
+                    "update": agent.stats.last_update,
+                }
+            )
+            generating.cancel()
+            await asyncio.wait([generating])
+        return found[1:]
+
+    async def _generate(self) -> None:
+        """Keep `IN_FLIGHT` requests in flight. Cancelled by the caller."""
+        from neoproto.data.generation import GenerateRequest, SamplingParams
+
+        sampling = SamplingParams(max_tokens=ANSWER)
+        while True:
+            await self.engine.generate(
+                [
+                    GenerateRequest(
+                        uid="bench",
+                        sample_index=index,
+                        prompt_ids=tuple(range(3, 3 + PROMPT)),
+                        sampling=sampling,
+                        seed=index,
+                    )
+                    for index in range(IN_FLIGHT)
+                ]
+            )
+
+
+def figures_of(mode: str, found: list[dict[str, float]]) -> list[Figure]:
+    """Of one pause mode, in milliseconds."""
+    series = {name: [one[name] * 1e3 for one in found] for name in found[0]}
+    beyond = [paused - loading for paused, loading in zip(series["paused"], series["loading"], strict=True)]
+    return [
+        Figure(
+            name=f"pause_{mode}", value=statistics.median(series["paused"]), unit="ms", detail=dict(series)
+        ),
+        Figure(name=f"load_{mode}", value=statistics.median(series["loading"]), unit="ms"),
+        Figure(
+            name=f"pause_beyond_load_{mode}",
+            value=statistics.median(beyond),
+            unit="ms",
+            goal="<= 50",
+            detail={"beyond_ms": beyond},
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, then report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="a small model, for trying the script itself")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        engine_options = EngineOptions(
+            model=folder, dtype="bfloat16", max_model_len=PROMPT + ANSWER, eos_token_ids=(2,)
+        )
+        os.environ.update(rollout_env(engine_options))  # before torch and vLLM are imported
+        model = make_model(folder, options.quick)
+
+        from actors.engine import EngineThread
+        from actors.vllm_engine import VllmEngine
+
+        engine = EngineThread(lambda: VllmEngine(engine_options))
+        replica = Replica(engine, {name: tensor.detach() for name, tensor in model.named_parameters()})
+        figures = []
+        for mode in ("abort", "keep"):
+            figures += figures_of(mode, asyncio.run(replica.updates(mode, options.repeats)))
+        engine.close()
+    report("pause", options.repeats, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The asynchronous loops on fake groups, with the real queue, dispatcher, replay buffer and registry."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neoproto.config import load_config
+from neoproto.data import DataProto
+from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch, WorkerDied
+from neoproto.store import MemoryStore
+from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
+from neoproto.trainer.record import TrainingResult, training_parts
+from neoproto.weights import Manifest, WeightVersion
+from neoproto.weights.registry import LocalRegistry
+from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
+from tests.neoproto.trainer.recording import Recorder
+
+OFF_POLICY = "training/off_policy"
+
+
+class FakeReplica:
+    """Generates on the version it serves."""
+
+    def __init__(self, scene: Scene, name: str) -> None:
+        self.scene, self.name = scene, name
+        self.served: WeightVersion | None = None
+        self.generated: list[tuple[WeightVersion, list[str]]] = []
+        self.failure: BaseException | None = None
+
+    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
+        await asyncio.sleep(self.scene.seconds)
+        if self.failure is not None:
+            raise self.failure
+        assert self.served is not None
+        self.generated.append((self.served, [str(uid) for uid in prompts["uid"]]))
+        batch = self.scene.world.generate(prompts)
+        versions = batch.batch["weight_versions"]
+        batch.pop(["weight_versions"]).release()
+        return batch.union(
+            DataProto.from_dict(
+                tensors={"weight_versions": torch.where(versions < 0, versions, self.served.n)}
+            )
+        )
+
+    async def serve(self, version: WeightVersion) -> None:
+        self.served = version
+        await self.scene.board.report_serving(self.name, version)
+
+    async def agent(self) -> None:
+        """Load whatever is new, as an update agent does."""
+        while True:
+            await asyncio.sleep(0)
+            newest = await self.scene.board.wait_newer(self.served, 1.0)
+            if newest is not None:
+                await self.serve(newest)
+
+
+class Scene:
+    """One run of `steps` steps; a test changes what it is about before `train`."""
+
+    def __init__(
+        self, tmp_path: Path, mode: str, *, replicas: int = 1, steps: int = 4, **trainer: Any
+    ) -> None:
+        self.world, self.board, self.seconds = World(lengths=(2, 2)), LocalRegistry(), 0.0
+        self.training_seconds = 0.0
+        self.recorder, self.prompts, self.steps = Recorder(), FakePrompts(), steps
+        self.tmp_path = tmp_path
+        self.trained: list[list[str]] = []
+        self.config = load_config(
+            {
+                "data": {"train_batch_size": PROMPTS},
+                "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": PROMPTS}},
+                "critic": {"ppo_mini_batch_size": PROMPTS},
+                "trainer": {"mode": mode, "timeouts": {"generate": 5.0, "weights": 5.0}} | trainer,
+            }
+        )
+        self.replicas = [FakeReplica(self, f"rollout/{rank}") for rank in range(replicas)]
+        self.world.publish = self.publish  # type: ignore[method-assign,assignment]
+        self.world.load = self.load  # type: ignore[method-assign,assignment]
+        self.world.log_prob = self.log_prob  # type: ignore[method-assign,assignment]
+        self.agents: dict[str, Any] = {}
+        self.score = self.world.score
+        self.world.score = self.scored  # type: ignore[method-assign]
+
+    async def publish(self, version: WeightVersion) -> None:
+        self.world.published.append(version)
+        await self.board.publish(Manifest(version=version, entries=(), buckets=(), bucket_bytes=()))
+
+    async def log_prob(self, batch: DataProto) -> DataProto:
+        await asyncio.sleep(self.training_seconds)
+        return World.log_prob(self.world, batch)
+
+    async def load(self, version: WeightVersion) -> None:
+        self.world.served.append(version)
+        for replica in self.replicas:
+            await replica.serve(version)
+
+    def scored(self, batch: DataProto) -> DataProto:
+        if not batch.meta_info.get("validate"):
+            self.trained.append([str(uid) for uid in batch["uid"]])
+        return self.score(batch)
+
+    async def _run(self) -> TrainingResult:
+        parts = training_parts(
+            self.config,
+            self.world.workers(),
+            self.prompts,
+            tracker=self.recorder,
+            show=self.recorder,
+            run_dir=self.tmp_path,
+            total_steps=self.steps,
+        )
+        if self.config.trainer.mode == "decoupled_async":
+            self.agents |= {one.name: one.agent() for one in self.replicas if one.name not in self.agents}
+        return await AsyncTrainer(parts, self.board, self.replicas, self.agents).run()
+
+    def train(self) -> list[dict[str, float]]:
+        """The metrics of the steps."""
+        asyncio.run(asyncio.wait_for(self._run(), 20))
+        return [row for _, row in self.recorder.steps_logged()]
+
+
+BOTH = pytest.mark.parametrize("mode", ["separate_async", "decoupled_async"])
+
+
+@BOTH
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_every_prompt_is_trained_on_once_and_every_object_released(
+    tmp_path: Path, store: MemoryStore, mode: str, replicas: int
+) -> None:
+    scene = Scene(tmp_path, mode, replicas=replicas, steps=5)
+    scene.train()
+    uids = [uid for batch in scene.trained for uid in batch]
+    assert sorted(uids) == sorted(f"u{10 * step + row}" for step in range(1, 6) for row in range(PROMPTS))
+    assert store.bytes_in > 0
+    assert store.keys() == []
+
+
+@BOTH
+@pytest.mark.usefixtures("store")
+def test_rollout_runs_one_batch_ahead(tmp_path: Path, mode: str) -> None:
+    """A batch is generated on weights one publish older than those it updates, the first on the newest."""
+    scene = Scene(tmp_path, mode)
+    scene.training_seconds = 0.2
+    rows = scene.train()
+    assert [row[f"{OFF_POLICY}/trajectory_staleness/max"] for row in rows] == [0, 1, 1, 1]
+    assert {row[f"{OFF_POLICY}/trajectory_spans/max"] for row in rows} == {1}
+    assert {row[f"{OFF_POLICY}/evicted_samples/stale"] for row in rows} == {0}
+    assert {"timing_s/gen", "timing_s/update_weights", "actor/pg_loss"} <= rows[-1].keys()
+
+
+@BOTH
+@pytest.mark.usefixtures("store")
+def test_without_warmup_it_is_on_policy(tmp_path: Path, mode: str) -> None:
+    rows = Scene(tmp_path, mode, **{mode: {"num_warmup_batches": 0}}).train()
+    assert [row[f"{OFF_POLICY}/trajectory_staleness/max"] for row in rows] == [0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("store")
+def test_in_decoupled_mode_the_trainer_makes_no_call_that_controls_rollout(tmp_path: Path) -> None:
+    """Of all calls to the rollout group only validation's are left: they generate."""
+    scene = Scene(tmp_path, "decoupled_async", replicas=2)
+    scene.prompts = FakePrompts(validation=1)
+    scene.train()
+    to_rollout = [call for call in scene.world.calls if call.group == "rollout"]
+    assert {(call.method, call.meta.get("validate")) for call in to_rollout} == {("generate_sequences", True)}
+    assert scene.world.published == [WeightVersion(epoch=0, n=n) for n in range(5)]
+
+
+@pytest.mark.usefixtures("store")
+def test_in_separate_mode_every_sync_loads_all_replicas_before_training_goes_on(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "separate_async", separate_async={"parameter_sync_step": 2}, steps=5)
+    scene.prompts = FakePrompts(validation=1)
+    scene.train()
+    handed = [m for m in scene.world.order() if m in ("publish_weights", "update_weights", "update_actor")]
+    sync = ["publish_weights", "update_weights"]
+    step = ["update_actor"]
+    # The last step is published for validation, although 5 is no multiple of 2.
+    assert handed == sync + 2 * step + sync + 2 * step + sync + step + sync
+
+
+@BOTH
+@pytest.mark.usefixtures("store")
+def test_validation_waits_for_the_newest_version_everywhere(tmp_path: Path, mode: str) -> None:
+    scene = Scene(tmp_path, mode, replicas=2, test_freq=1)
+    scene.prompts = FakePrompts(validation=1)
+    seen = []
+
+    def generate(prompts: DataProto) -> DataProto:
+        seen.append([replica.served for replica in scene.replicas])
+        return World.generate(scene.world, prompts)
+
+    workers = scene.world.workers
+
+    def with_watch(**kwargs: Any) -> Any:
+        made = workers(**kwargs)
+        made.rollout.methods["generate_sequences"] = generate  # type: ignore[attr-defined]
+        return made
+
+    scene.world.workers = with_watch  # type: ignore[method-assign]
+    scene.train()
+    wanted = [WeightVersion(epoch=0, n=n) for n in (0, 0, 1, 1, 2, 2, 3, 3, 4, 4)]
+    assert seen == [[version, version] for version in wanted]
+
+
+@pytest.mark.usefixtures("store")
+def test_what_is_too_stale_is_dropped_and_asked_for_again(tmp_path: Path) -> None:
+    """With a threshold of 1 nothing older is trained on, whatever the timing."""
+    scene = Scene(
+        tmp_path,
+        "separate_async",
+        separate_async={"num_warmup_batches": 2, "parameter_sync_step": 2},
+        replay_buffer={"max_off_policy_threshold": 1},
+        steps=8,
+    )
+    rows = scene.train()
+    assert len(rows) == 8
+    assert max(row[f"{OFF_POLICY}/trajectory_staleness/max"] for row in rows) <= 1
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    "cause", [WeightMismatch("other names"), WorkerDied("rollout", 0, "host", "SIGKILL")]
+)
+def test_a_failed_agent_fails_the_run_with_its_cause(tmp_path: Path, cause: Exception) -> None:
+    scene = Scene(tmp_path, "decoupled_async", steps=10_000)
+
+    async def fail() -> None:
+        await asyncio.sleep(0.05)
+        raise cause
+
+    scene.agents["the agent"] = fail()
+    scene.agents[scene.replicas[0].name] = scene.replicas[0].agent()
+    with pytest.raises(type(cause)):
+        scene.train()
+
+
+@pytest.mark.usefixtures("store")
+def test_an_agent_that_ends_without_an_error_fails_the_run_too(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "decoupled_async", steps=10_000)
+    scene.agents["the agent"] = asyncio.sleep(0.05)
+    scene.agents[scene.replicas[0].name] = scene.replicas[0].agent()
+    with pytest.raises(NeoProtoError, match="the agent ended while training went on"):
+        scene.train()
+
+
+@BOTH
+@pytest.mark.usefixtures("store")
+def test_a_failed_replica_fails_the_run_with_its_cause(tmp_path: Path, mode: str) -> None:
+    scene = Scene(tmp_path, mode, replicas=2)
+    scene.replicas[1].failure = RolloutError("the engine has failed")
+    with pytest.raises(RolloutError, match="the engine has failed"):
+        scene.train()
+
+
+def test_a_replica_of_a_group_is_called_as_it_reports_itself() -> None:
+    world = World()
+    replica = GroupReplica(world.workers().rollout, 0)
+    assert replica.name == "rollout/0"

@@ -36,6 +36,7 @@ for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPA
 # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
 
+CLOSED = "the runtime has been closed"
 MONARCH_THREADS = "monarch-pytokio"
 EXIT_WAIT_S = 20.0
 """How long the end of the program may be held up by Monarch; a second or less unless the machine is busy."""
@@ -150,6 +151,8 @@ def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T
     if unless is not None and unless.done():
         raise RuntimeClosed("the runtime has been closed")
     ensure_context()
+    if unless is not None and unless.done():
+        raise RuntimeClosed(CLOSED)
     main = threading.current_thread() is threading.main_thread()
     if not main and unless is None and asyncio._get_running_loop() is None:
         return body()
@@ -170,7 +173,7 @@ def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T
     if outcome.done():
         thread.join()
     else:
-        raise RuntimeClosed("the runtime has been closed")
+        raise RuntimeClosed(CLOSED)
     return outcome.result()
 
 

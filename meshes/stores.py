@@ -92,7 +92,7 @@ class GlobalStore:
         )
         self._procs = [volumes, index]
         if self._closing.done():
-            raise RuntimeClosed("the runtime has been closed")
+            raise RuntimeClosed(sdk.CLOSED)
         self._server = await StoreServer.start(
             procs=volumes,
             name=self._name,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 # TorchStore sets this itself, with a banner, if it is not set when it is imported.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 
-from monarch.actor import Actor, context, current_rank, endpoint, get_or_spawn_controller
+from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
 
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import ObjectRef, Place
@@ -44,7 +43,6 @@ Strategy = Literal["host", "local_rank"]
 Remote = Literal["auto", "rdma", "message"]
 
 _START_TIMEOUT_S = 120.0
-_LOOP_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,19 +341,6 @@ class Index(Actor):
         self._notes = None
 
 
-_directory_loops: dict[str, asyncio.AbstractEventLoop] = {}
-"""Of this process's directories, by the store's name. Monarch 0.7 ends an actor's loop without closing it."""
-
-
-async def _close_directory_loop(name: str) -> None:
-    loop = _directory_loops.pop(name, None)
-    until = time.monotonic() + _LOOP_END_S
-    while loop is not None and loop.is_running() and time.monotonic() < until:  # noqa: ASYNC110 - not ours
-        await asyncio.sleep(0.005)
-    if loop is not None and not loop.is_running():
-        loop.close()
-
-
 class Directory(Actor):
     """Answers, under the store's name, where stock TorchStore clients look for a controller."""
 
@@ -374,10 +359,8 @@ class Directory(Actor):
 
     @endpoint
     async def close(self) -> None:
-        """End: the actor would keep a thread and descriptors. Monarch keeps the name."""
+        """Refuse from now on. The actor itself lives as long as the program: Monarch keeps its name."""
         self._places = None
-        _directory_loops[self._name] = asyncio.get_running_loop()
-        context().actor_instance.stop("the store is closed")
 
 
 class StoreServer:
@@ -487,7 +470,6 @@ class StoreServer:
                 told = await asyncio.gather(
                     *(farewell.call().as_asyncio() for farewell in farewells), return_exceptions=True
                 )
-                await _close_directory_loop(self._spec.name)
                 if self._index_procs is not None:
                     await self._index_procs.stop()
         except TimeoutError as error:

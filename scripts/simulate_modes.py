@@ -60,6 +60,7 @@ class Setup:
     warmup_batches: int = 2
     threshold: int = 4
     min_version_lag: int = 1
+    prompt_version_lag: int = 1
     per_call: int = 1
     seed: int = 0
 
@@ -281,7 +282,10 @@ def run_config(setup: Setup) -> RunConfig:
             "dispatch_poll_interval": 0.1,
         }
     if setup.mode == "decoupled_async":
-        trainer[setup.mode] |= {"min_version_lag": setup.min_version_lag}
+        trainer[setup.mode] |= {
+            "min_version_lag": setup.min_version_lag,
+            "prompt_version_lag": setup.prompt_version_lag,
+        }
     return load_config(
         {
             "data": {"train_batch_size": setup.prompts},
@@ -378,6 +382,7 @@ def setup_of(options: argparse.Namespace, mode: str, *, replicas: int, prompts: 
         warmup_batches=options.warmup_batches,
         threshold=options.threshold,
         min_version_lag=options.min_version_lag,
+        prompt_version_lag=options.prompt_version_lag,
         per_call=options.per_call,
         seed=seed,
     )
@@ -396,6 +401,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup-batches", type=int, default=2)
     parser.add_argument("--threshold", type=int, default=4, help="max_off_policy_threshold")
     parser.add_argument("--min-version-lag", type=int, default=1)
+    parser.add_argument("--prompt-version-lag", type=int, default=1)
     parser.add_argument("--per-call", type=int, default=1, help="dispatch_batch_size")
     for name, spec in Times.__dataclass_fields__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=spec.default)

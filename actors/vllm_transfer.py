@@ -4,7 +4,7 @@
     pull, lease    pause, start, update(path), finish(version), resume                in each of its workers
 
 The agent holds the lease while the server loads; the bytes go through a file in shared memory. See
-`actors.vllm_server` for the other end, and docs/weights.md for how such a server is started.
+`actors.vllm_server` for the other end, and docs/weights-rollout.md for how such a server is started.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  #
         """Nothing to connect to."""
 
     def start_weight_update(self) -> None:
+        # Before: while it reloads, tied parameters are apart, and one of them gets no tensor of its own.
+        self._parameters = frozenset(name for name, _ in self.model.named_parameters())
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -66,7 +68,7 @@ class FileTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):  #
         """
         with safe_open(update_info.path, framework="pt") as file:
             loaded = self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-        missing = {name for name, _ in self.model.named_parameters()} - loaded
+        missing = self._parameters - loaded
         if missing:
             raise RuntimeError(
                 f"{update_info.path} left {len(missing)} parameters unloaded: {sorted(missing)[:8]}"

@@ -60,7 +60,7 @@ class Setup:
     warmup_batches: int = 2
     threshold: int = 4
     min_version_lag: int = 1
-    per_call: int = 8
+    per_call: int = 1
     seed: int = 0
 
     @property
@@ -396,7 +396,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup-batches", type=int, default=2)
     parser.add_argument("--threshold", type=int, default=4, help="max_off_policy_threshold")
     parser.add_argument("--min-version-lag", type=int, default=1)
-    parser.add_argument("--per-call", type=int, default=2, help="dispatch_batch_size")
+    parser.add_argument("--per-call", type=int, default=1, help="dispatch_batch_size")
     for name, spec in Times.__dataclass_fields__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=spec.default)
     return parser.parse_args(given)

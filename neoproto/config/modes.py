@@ -30,6 +30,9 @@ class DecoupledAsyncConfig(SeparateAsyncConfig):
     min_version_lag: Count = 1
     """A replica loads a version once it is so many publishes behind; below
     `trainer.replay_buffer.max_off_policy_threshold`."""
+    prompt_version_lag: Size = 0
+    """How many publishes older than what replicas are sure to load a prompt may start on. 0 = it waits until
+    a replica has read and loaded the newest; 1 = it need not wait, and its samples are one publish older."""
     poll_interval: Seconds = 0.25
     """Seconds after which a replica asks the registry again; it is told of news at once."""
     version_aware_routing: bool = True

@@ -91,7 +91,7 @@ class WeightsConfig(Section):
     """Versions kept at once; the next publish waits until the oldest is read by nobody."""
     rollout_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the published weights; null = `rollout.dtype`."""
-    lease_ttl: Seconds = 10.0
+    lease_ttl: Seconds = 30.0
     """A reader that is silent for so many seconds counts as gone."""
     registry_name: Name = "registry"
     """Name of the worker group that keeps the list of versions."""

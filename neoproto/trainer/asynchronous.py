@@ -152,14 +152,18 @@ class AsyncTrainer:
 
     async def _hand_out_weights(self, flow: WeightFlow, clock: PhaseClock) -> None:
         """Publish; then either see to it that replicas load, or leave that to them."""
-        lag = 1
         with clock.phase("update_weights"):
             ticket = flow.publish()
         if self._parts.config.trainer.mode == "separate_async":
             await ticket.committed(clock)
+            self._wanted = ticket.version
         else:
-            lag = self._parts.config.trainer.decoupled_async.min_version_lag
-        self._wanted = required_version(ticket.version, min_version_lag=lag)
+            decoupled = self._parts.config.trainer.decoupled_async
+            self._wanted = required_version(
+                ticket.version,
+                min_version_lag=decoupled.min_version_lag,
+                prompt_version_lag=decoupled.prompt_version_lag,
+            )
 
     def _feed_batch(self) -> None:
         """Enqueue a batch, unless all that training needs are on their way."""

@@ -6,7 +6,15 @@ from neoproto.weights.options import PauseMode, UpdateOptions, WeightOptions
 from neoproto.weights.publisher import Publisher
 from neoproto.weights.puller import Pulled, Puller
 from neoproto.weights.registry import Lease, LocalRegistry, Registry, RegistryState, WeightRegistry
-from neoproto.weights.version import WeightVersion, group_clock, lag, should_load, staleness, too_stale
+from neoproto.weights.version import (
+    WeightVersion,
+    group_clock,
+    lag,
+    required_version,
+    should_load,
+    staleness,
+    too_stale,
+)
 
 __all__ = [
     "AgentStats",
@@ -32,6 +40,7 @@ __all__ = [
     "group_clock",
     "lag",
     "parse_dtype",
+    "required_version",
     "should_load",
     "staleness",
     "too_stale",

@@ -83,7 +83,9 @@ def should_load(
     return asked_for or lag(newest, current) >= min_version_lag
 
 
-def required_version(newest: WeightVersion, *, min_version_lag: int) -> WeightVersion:
+def required_version(
+    newest: WeightVersion, *, min_version_lag: int, prompt_version_lag: int = 0
+) -> WeightVersion:
     """The oldest version that a prompt enqueued now may start on: what every replica is sure to load.
 
     A replica loads once it is `min_version_lag` publishes behind, so any of that many it may stay on.
@@ -91,8 +93,10 @@ def required_version(newest: WeightVersion, *, min_version_lag: int) -> WeightVe
     Args:
         newest: the newest published version.
         min_version_lag: of the replicas, >= 1.
+        prompt_version_lag: how many publishes older it may be than what replicas are sure to load, >= 0.
     """
-    return WeightVersion(epoch=newest.epoch, n=max(0, newest.n - (min_version_lag - 1)))
+    behind = min_version_lag - 1 + prompt_version_lag
+    return WeightVersion(epoch=newest.epoch, n=max(0, newest.n - behind))
 
 
 def group_clock(started: Iterable[WeightVersion], min_weight_version: WeightVersion) -> WeightVersion:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "NEOPROTO_E2E"
 BOUND_S = 15.0
@@ -147,9 +149,10 @@ class Command:
         }
 
     def worker(self, group: str, rank: int = 0) -> int:
-        """The process of one rank, told by the log it writes to."""
+        """The process of one rank, told by the log it writes to; not its children, which write there too."""
         log = str(self.folder / "logs" / group / f"rank{rank}.log")
-        (pid,) = [pid for pid in self.processes() if _output_of(pid) == log]
+        writers = {pid for pid in self.processes() if _output_of(pid) == log}
+        (pid,) = [pid for pid in writers if psutil.Process(pid).ppid() not in writers]
         return pid
 
     def discard(self) -> None:

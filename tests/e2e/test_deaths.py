@@ -25,8 +25,9 @@ def test_a_death_ends_the_run_with_its_cause(start: Start, group: str) -> None:
     os.kill(command.worker(group), signal.SIGKILL)
     done = command.wait()
     assert done.code == 1, done.out
-    said = rf"error: {group} rank 0 .*SIGKILL.* \(details: {re.escape(str(done.folder))}/run\.log\)\n"
-    assert re.fullmatch(said, done.errors, re.DOTALL), done.errors
+    died = rf"worker {group}\[0\] on \S+ died: signal 9 \(SIGKILL\)"
+    log = re.escape(f"{done.folder}/run.log")
+    assert re.fullmatch(rf"error: .*{died}.* \(details: {log}\)\n", done.errors), done.errors
     ended = (done.folder / "run.log").stat().st_mtime
     assert ended - killed < NOTICED_S + BOUND_S
     assert command.left_after(BOUND_S) == []

@@ -15,7 +15,7 @@ from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch, WorkerD
 from neoproto.store import MemoryStore
 from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
 from neoproto.trainer.record import TrainingResult, training_parts
-from neoproto.weights import Manifest, WeightVersion
+from neoproto.weights import Manifest, WeightVersion, should_load
 from neoproto.weights.registry import LocalRegistry
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
 from tests.neoproto.trainer.recording import Recorder
@@ -29,6 +29,7 @@ class FakeReplica:
     def __init__(self, scene: Scene, name: str) -> None:
         self.scene, self.name = scene, name
         self.served: WeightVersion | None = None
+        self.lag = 1
         self.generated: list[tuple[WeightVersion, list[str]]] = []
         self.failure: BaseException | None = None
 
@@ -56,7 +57,10 @@ class FakeReplica:
         while True:
             await asyncio.sleep(0)
             newest = await self.scene.board.wait_newer(self.served, 1.0)
-            if newest is not None:
+            await asyncio.sleep(0.005)
+            if newest is not None and should_load(
+                self.served, newest, min_version_lag=self.lag, wanted=await self.scene.board.wanted()
+            ):
                 await self.serve(newest)
 
 
@@ -170,6 +174,24 @@ def test_in_decoupled_mode_the_trainer_makes_no_call_that_controls_rollout(tmp_p
     to_rollout = [call for call in scene.world.calls if call.group == "rollout"]
     assert {(call.method, call.meta.get("validate")) for call in to_rollout} == {("generate_sequences", True)}
     assert scene.world.published == [WeightVersion(epoch=0, n=n) for n in range(5)]
+
+
+@pytest.mark.usefixtures("store")
+def test_prompts_ask_for_no_more_than_replicas_load_by_themselves(tmp_path: Path) -> None:
+    """Replicas load every other version; only validation, at the end, has them load below their lag."""
+    scene = Scene(
+        tmp_path,
+        "decoupled_async",
+        steps=5,
+        decoupled_async={"min_version_lag": 2},
+        replay_buffer={"max_off_policy_threshold": 4},
+    )
+    scene.prompts, scene.training_seconds = FakePrompts(validation=1), 0.1
+    scene.replicas[0].lag = 2
+    rows = scene.train()
+    assert len(rows) == 5
+    assert {served.n for served, _ in scene.replicas[0].generated} == {0, 2}
+    assert scene.replicas[0].served == WeightVersion(epoch=0, n=5)
 
 
 @pytest.mark.usefixtures("store")

@@ -395,4 +395,4 @@ class BufferModel(RuleBasedStateMachine):
 
 
 TestBufferModel = BufferModel.TestCase
-TestBufferModel.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBufferModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

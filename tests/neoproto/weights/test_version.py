@@ -2,7 +2,15 @@ import pickle
 
 import pytest
 
-from neoproto.weights import WeightVersion, group_clock, lag, should_load, staleness, too_stale
+from neoproto.weights import (
+    WeightVersion,
+    group_clock,
+    lag,
+    required_version,
+    should_load,
+    staleness,
+    too_stale,
+)
 
 
 def version(epoch: int, n: int) -> WeightVersion:
@@ -73,6 +81,15 @@ def test_a_replica_loads_what_is_new_enough_or_waited_for(current, newest, least
 def test_a_lag_of_nothing_is_refused():
     with pytest.raises(ValueError, match="min_version_lag must be >= 1, got 0"):
         should_load(None, version(0, 1), min_version_lag=0)
+
+
+@pytest.mark.parametrize(
+    ("newest", "lag", "older", "asked"),
+    [(5, 1, 0, 5), (5, 2, 0, 4), (5, 1, 1, 4), (5, 3, 2, 1), (1, 3, 0, 0), (0, 1, 0, 0)],
+)
+def test_a_prompt_asks_for_what_every_replica_is_sure_to_load(newest, lag, older, asked):
+    found = required_version(version(2, newest), min_version_lag=lag, prompt_version_lag=older)
+    assert found == version(2, asked)
 
 
 def test_a_group_is_dated_by_its_oldest_start():

@@ -38,9 +38,10 @@ class Pump:
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"neoproto-{name}", daemon=True)
         self._thread.start()
-        # Registered after Monarch's own, so it runs before: what arrives later must find no thread that would
-        # then ask for the lock of an interpreter that ends.
-        atexit.register(self._end)
+        if sdk.client_exists():
+            # Registered after Monarch's own, so it runs before: what arrives later must find no thread that
+            # would then ask for the lock of an interpreter that ends. Workers leave without ending theirs.
+            atexit.register(self._end)
 
     def set_sink(self, sink: Sink | None) -> None:
         """Messages, which are tuples, become arguments of `sink` from now on; None drops them."""

@@ -90,7 +90,7 @@ def start_client(log_path: Path) -> None:
             return
         from monarch.actor import context
 
-        if _client_exists():
+        if client_exists():
             _pinned = context()
             return
         _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
@@ -258,7 +258,8 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _client_exists() -> bool:
+def client_exists() -> bool:
+    """Whether this process has a root client of Monarch's: workers have none."""
     from monarch._src.actor.actor_mesh import _client_context
 
     return _client_context.try_get() is not None

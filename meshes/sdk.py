@@ -148,8 +148,6 @@ def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T
     Raises:
         RuntimeClosed: `unless` was done first.
     """
-    if unless is not None and unless.done():
-        raise RuntimeClosed("the runtime has been closed")
     ensure_context()
     if unless is not None and unless.done():
         raise RuntimeClosed(CLOSED)

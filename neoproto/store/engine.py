@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal
 # TorchStore sets this itself, with a banner, if it is not set when it is imported.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 
-from monarch.actor import Actor, current_rank, endpoint, get_or_spawn_controller
+from monarch.actor import Actor, current_rank, endpoint
 
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import ObjectRef, Place
 from neoproto.store.client import StoreClient
+from neoproto.store.directory import close_directory, open_directory
 from neoproto.store.line import Address, Switchboard
 from neoproto.store.pool import Grant
 from neoproto.store.rdma import Offers, available
@@ -35,7 +36,7 @@ from neoproto.store.values import Values, VolumeOptions, volume_ids
 from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of, unpack
 
 if TYPE_CHECKING:
-    from neoproto.store.stock import Notes, Placement, Storage
+    from neoproto.store.stock import Notes, Storage
 
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
@@ -341,28 +342,6 @@ class Index(Actor):
         self._notes = None
 
 
-class Directory(Actor):
-    """Answers, under the store's name, where stock TorchStore clients look for a controller."""
-
-    def __init__(self, name: str, volume_mesh: Any, volumes: dict[str, dict[str, int]], index: Any) -> None:
-        self._name = name
-        self._places: tuple[Any, ...] | None = (volume_mesh, volumes, index)
-
-    @endpoint
-    async def get_controller_strategy(self) -> Placement:
-        """The placement, which carries the index."""
-        from neoproto.store.stock import Placement
-
-        if self._places is None:
-            raise StoreClosed(f"store {self._name!r} is closed")
-        return Placement(*self._places)
-
-    @endpoint
-    async def close(self) -> None:
-        """Refuse from now on. The actor itself lives as long as the program: Monarch keeps its name."""
-        self._places = None
-
-
 class StoreServer:
     """The run's store, as its root sees it: starts the actors and ends them."""
 
@@ -428,7 +407,7 @@ class StoreServer:
                 index = index_procs.spawn("index", Index, mesh, volumes)
                 index = index.slice(**dict.fromkeys(index.extent, 0))
                 index_line = await index.identify.call_one()
-                directory = await get_or_spawn_controller(name, Directory, name, mesh, volumes, index)
+                directory = await open_directory(name, mesh, volumes, index)
         except TimeoutError as error:
             raise StoreError(f"store {name!r} did not start within {limit} s") from error
         everywhere = all(card.rdma for _, card in cards.values())
@@ -464,11 +443,13 @@ class StoreServer:
             return
         self._closed = True
         index, volumes = self._spec.index, self._spec.volume_mesh
-        farewells = (self._directory.close, index.teardown, volumes.close)
+        farewells = (index.teardown, volumes.close)
         try:
             async with asyncio.timeout(timeout_s):
                 told = await asyncio.gather(
-                    *(farewell.call().as_asyncio() for farewell in farewells), return_exceptions=True
+                    close_directory(self._spec.name, self._directory),
+                    *(farewell.call().as_asyncio() for farewell in farewells),
+                    return_exceptions=True,
                 )
                 if self._index_procs is not None:
                     await self._index_procs.stop()

@@ -1,6 +1,7 @@
 """The TorchStore engine on real processes. Each test passes alone in a fresh interpreter."""
 
 import asyncio
+import os
 import pickle
 from dataclasses import replace
 
@@ -210,6 +211,40 @@ def test_stores_side_by_side_do_not_see_each_other(cluster):
     with pytest.raises(StoreError, match="did not answer within 1e-06 s"):
         impatient.get("k")
     impatient.close()
+
+
+def test_a_store_takes_over_the_directory_of_one_that_closed(cluster):
+    """Names lead to their own store, closed ones to nobody's, and the program does not grow with each."""
+    from neoproto.store.engine import StoreClient, StoreServer
+
+    def opened(name):
+        start = StoreServer.start(
+            procs=cluster.store_procs,
+            index_procs=cluster.index_procs,
+            name=name,
+            strategy="host",
+            timeout_s=90,
+        )
+        server = asyncio.run(start)
+        client = StoreClient.attach(server.spec(), host_id="0")
+        client.put(torch.full((2,), len(name)), key="k")
+        client.close()
+        return server
+
+    cluster.client.put(torch.zeros(2), key="k")
+    first = opened("test_a")
+    assert cluster.on(0, "stock_client", "get", "test_a", "k").tolist() == [6, 6]
+    asyncio.run(first.close(10))
+    before = len(os.listdir("/proc/self/task"))
+    for name in ("test_bb", "test_ccc"):
+        server = opened(name)
+        assert cluster.on(0, "stock_client", "get", name, "k").tolist() == [len(name)] * 2
+        for closed in ("test_a", *(["test_bb"] if name == "test_ccc" else [])):
+            with pytest.raises(Exception, match="is closed"):
+                cluster.on(1, "stock_client", "get", closed, "k")
+        assert cluster.on(1, "stock_client", "get", "test_live", "k").tolist() == [0, 0]
+        asyncio.run(server.close(10))
+        assert len(os.listdir("/proc/self/task")) == before
 
 
 def test_a_closed_client_and_a_closed_store_say_so(cluster):

@@ -11,6 +11,7 @@ load, and waits; in `decoupled_async` it publishes and goes on, and replicas loa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,13 +28,16 @@ from neoproto.trainer.tasks import must_go_on, owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingBoard, WeightFlow
 from neoproto.weights.version import WeightVersion, required_version
 
+_HEALTH_CHECK_S = 1.0
+
 
 class GroupReplica:
     """One process of the rollout group, as the dispatcher wants it."""
 
     def __init__(self, rollout: Group, rank: int) -> None:
         self._view = rollout.rank(rank)
-        self.name = replica_name(rollout.name, rank)
+        # As the replica calls itself to the weight registry.
+        self.name = f"{rollout.name}/{rank}"
 
     async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
         batch: DataProto = await self._view.submit("generate_sequences", (prompts,), timeout=timeout)
@@ -174,17 +178,9 @@ class AsyncTrainer:
     def _feed(self, count: int) -> None:
         self._feeder.feed(count, enqueue_step=self._step, min_weight_version=self._wanted)
 
-    def _flow(self, tasks: Any) -> WeightFlow:
+    def _flow(self, tasks: asyncio.TaskGroup) -> WeightFlow:
         workers, limit = self._parts.workers, self._parts.config.trainer.timeouts.weights
         if self._parts.config.trainer.mode == "separate_async":
             return DrivenFlow(workers, tasks, limit=limit)
         names = [replica.name for replica in self._replicas]
         return PulledFlow(workers, tasks, self._board, names, limit=limit)
-
-
-_HEALTH_CHECK_S = 1.0
-
-
-def replica_name(group: str, rank: int) -> str:
-    """How a replica calls itself to the weight registry."""
-    return f"{group}/{rank}"

@@ -35,6 +35,7 @@ _WAIT_S = 2.0
 _POLL_S = 0.02
 _BLOCKING_ALLOCATION = 8 << 20
 _MAX_SLOTS = 1 << 16
+_MOST_DELETED_EARLY = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +107,7 @@ class SegmentPool:
     _owner_of: dict[int, _Segment] = field(default_factory=dict)  # slot -> segment
     _spare_slots: list[int] = field(default_factory=list)
     _next_slot: int = FIRST_SLOT
+    _deleted_early: dict[int, None] = field(default_factory=dict)  # generations; oldest first
     _held: int = 0
     _serial: int = 0
     _counts: PoolStats = field(default_factory=PoolStats)
@@ -135,15 +137,23 @@ class SegmentPool:
         self._reservations[token] = _Reservation(segment, set(numbers), self.clock())
         return Grant(token=token, segment=segment.name, nbytes=nbytes, slots=tuple(numbers))
 
-    def commit(self, token: int, values: Sequence[tuple[int, int]]) -> None:
+    def commit(self, token: int, values: Sequence[tuple[int, int]]) -> set[int]:
         """Take note that values are in their slots; the writer has set the words already.
 
         Args:
             values: slot and generation of each.
 
+        Returns:
+            Generations that are deleted already: another writer's value under the same key was announced
+            and took their place before this message came.
+
         Raises:
             StoreError: the reservation was taken back meanwhile.
         """
+        gone = {value for _, value in values if value in self._deleted_early}
+        for value in gone:
+            del self._deleted_early[value]
+        values = [(slot, value) for slot, value in values if value not in gone]
         if any(slot not in self._owner_of or self.table.words[slot] != value for slot, value in values):
             raise StoreError("the reservation was taken back: the writer was thought to be gone")
         reservation = self._reservations.get(token)
@@ -151,6 +161,7 @@ class SegmentPool:
             reservation.open_slots.difference_update(slot for slot, _ in values)
             if not reservation.open_slots:
                 del self._reservations[token]
+        return gone
 
     def retire(self, token: int) -> None:
         """End a reservation. Slots without a value are free again; those with one stay until deleted."""
@@ -180,6 +191,9 @@ class SegmentPool:
                 if not reservation.open_slots:
                     del self._reservations[token]
         self.free(slot)
+        self._deleted_early[generation] = None
+        if len(self._deleted_early) > _MOST_DELETED_EARLY:  # writers that died before they committed
+            del self._deleted_early[next(iter(self._deleted_early))]
         return True
 
     def reap(self) -> None:

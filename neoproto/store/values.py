@@ -116,8 +116,8 @@ class Values:
         """
         for token, ref in zip(tokens, refs, strict=True):
             assert ref.place is not None
-            self._pool.commit(token, [(ref.place.slot, ref.generation)])
-            self._note(ref.key, ref.generation, _Held(ref.info, ref.place, ()))
+            if not self._pool.commit(token, [(ref.place.slot, ref.generation)]):
+                self._note(ref.key, ref.generation, _Held(ref.info, ref.place, ()))
 
     async def keep(self, sent: Sequence[Sent]) -> list[Place | None]:
         """Keep values whose bytes came in a message: all of them, or none.

@@ -208,6 +208,20 @@ def test_a_value_announced_by_a_writer_that_died_stays_until_deleted():
     host.owner.release()
 
 
+def test_a_value_overwritten_before_its_commit_came_is_gone_and_its_put_no_failure(host):
+    first, second = host.reserve(100), host.reserve(100)
+    host.view.publish(first.slots, [55])
+    assert host.pool.frees_value(first.slots[0], 55)  # another writer's value has taken the key
+    again = host.reserve(100)  # may have the slot by now
+    host.view.publish(second.slots, [66])
+    assert host.pool.commit(second.token, [(second.slots[0], 66)]) == set()
+    assert host.pool.commit(first.token, [(first.slots[0], 55)]) == {55}
+    with pytest.raises(StoreError, match="taken back"):
+        host.pool.commit(first.token, [(first.slots[0], 55)])
+    host.view.publish(again.slots, [77])
+    assert host.pool.commit(again.token, [(again.slots[0], 77)]) == set()
+
+
 def test_the_bound_holds_and_idle_segments_make_room(host):
     refs = [host.put(big(i, 20 * MIB)) for i in range(3)]
     with pytest.raises(StoreFull, match="at most 67108864 bytes"):

@@ -60,7 +60,7 @@ class Setup:
     warmup_batches: int = 2
     threshold: int = 4
     min_version_lag: int = 1
-    prompt_version_lag: int = 1
+    prompt_version_lag: int = 0
     per_call: int = 1
     seed: int = 0
 
@@ -401,7 +401,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup-batches", type=int, default=2)
     parser.add_argument("--threshold", type=int, default=4, help="max_off_policy_threshold")
     parser.add_argument("--min-version-lag", type=int, default=1)
-    parser.add_argument("--prompt-version-lag", type=int, default=1)
+    parser.add_argument("--prompt-version-lag", type=int, default=0)
     parser.add_argument("--per-call", type=int, default=1, help="dispatch_batch_size")
     for name, spec in Times.__dataclass_fields__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=spec.default)

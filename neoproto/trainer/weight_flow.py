@@ -10,6 +10,7 @@ it when they choose (`PulledFlow`), and the trainer only looks at what the regis
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,7 +63,7 @@ class Ticket:
         await self._flow.commit(self.version, clock, limit)
 
 
-class WeightFlow:
+class WeightFlow(ABC):
     """Publishes versions in order. Subclasses say what commits one.
 
     Args:
@@ -101,9 +102,9 @@ class WeightFlow:
         self._newest = Ticket(version=version, _flow=self, _publishing=task)
         return self._newest
 
+    @abstractmethod
     async def commit(self, version: WeightVersion, clock: PhaseClock, limit: float | None = None) -> None:
         """Return when every replica serves `version` or a newer one."""
-        raise NotImplementedError
 
 
 class DrivenFlow(WeightFlow):

@@ -1,6 +1,6 @@
 """The three trainer modes on simulated workers: speed, staleness of samples, what the controller costs.
 
-    python scripts/simulate_modes.py [--replicas 1,4,16,64,256] [--repeats 5] [--warmup-batches 2] …
+    python scripts/simulate_modes.py [--replicas 1,4,16,64,256] [--repeats 5] [--warmup-batches 3] …
 
 The trainers, the prompt queue, the dispatcher, the replay buffer, the weight registry and the update agents
 are those of a real run; generation, training and weight traffic are waits on a virtual clock. The last line
@@ -57,11 +57,11 @@ class Setup:
     slots: int = 64
     steps: int = 12
     times: Times = field(default_factory=Times)
-    warmup_batches: int = 2
+    warmup_batches: int = 3
     threshold: int = 4
     min_version_lag: int = 1
     prompt_version_lag: int = 0
-    per_call: int = 1
+    per_call: int = 2
     seed: int = 0
 
     @property
@@ -398,11 +398,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replicas", default="1,4,16,64,256", help="scaling, prompts growing alike")
     parser.add_argument("--slots", type=int, default=64, help="prompts that one replica generates at a time")
     parser.add_argument("--steps", type=int, default=12, help=f"{SKIPPED} at either end are not measured")
-    parser.add_argument("--warmup-batches", type=int, default=2)
+    parser.add_argument("--warmup-batches", type=int, default=3)
     parser.add_argument("--threshold", type=int, default=4, help="max_off_policy_threshold")
     parser.add_argument("--min-version-lag", type=int, default=1)
     parser.add_argument("--prompt-version-lag", type=int, default=0)
-    parser.add_argument("--per-call", type=int, default=1, help="dispatch_batch_size")
+    parser.add_argument("--per-call", type=int, default=2, help="dispatch_batch_size")
     for name, spec in Times.__dataclass_fields__.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=spec.default)
     return parser.parse_args(given)

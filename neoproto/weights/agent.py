@@ -152,8 +152,8 @@ class UpdateAgent:
         """Keep the replica up to date.
 
         Consumes: versions from the registry. Waits for: a version newer than the last one seen. Produces:
-        an engine that serves it, once `min_version_lag` says so; the first one in any case. Unblocked by: a
-        publish, or `poll_interval`. Ends by an error, or cancelled.
+        an engine that serves it, once `min_version_lag` says so, or somebody waits for it (validation); the
+        first one in any case. Unblocked by: a publish, or `poll_interval`. Ends by an error, or cancelled.
 
         Raises:
             NeoProtoError: the registry is gone, weights do not fit, reads were torn again and again, or a
@@ -164,9 +164,9 @@ class UpdateAgent:
             newest = await self._registry.wait_newer(seen, self._options.poll_interval)
             if self._failure is not None:
                 raise self._gave_up() from self._failure
-            if newest is not None:
-                seen = newest
-                await self._catch_up(newest, wanted=None)
+            seen = newest or seen
+            if seen is not None and (self._version is None or seen > self._version):
+                await self._catch_up(seen, wanted=await self._wanted())
 
     async def load(self, version: WeightVersion) -> None:
         """Serve `version`, or the newest if that is newer; whatever the lag.
@@ -202,6 +202,10 @@ class UpdateAgent:
             raise TimeoutError(
                 f"{self._replica} waited {timeout:.1f} s for weights {version}; it serves {self._version}"
             ) from error
+
+    async def _wanted(self) -> WeightVersion | None:
+        """What somebody waits for; not asked where every new version is loaded anyway."""
+        return await self._registry.wanted() if self._options.min_version_lag > 1 else None
 
     async def _catch_up(self, newest: WeightVersion, wanted: WeightVersion | None) -> None:
         async with self._updating:

@@ -180,6 +180,23 @@ def test_who_waits_for_a_version_gets_it_below_the_lag() -> None:
     run(scenario)
 
 
+def test_a_version_that_the_trainer_waits_for_loads_below_the_lag() -> None:
+    async def scenario() -> None:
+        one = Replica(min_version_lag=10)
+        async with running(one.agent):
+            await one.publish(0)
+            await one.serves(0)
+            await one.publish(1)
+            await asyncio.sleep(0.06)
+            assert one.engine.loads == ["load 0.0"]
+            await one.serves(1)  # as validation does
+            await one.publish(2)
+            await asyncio.sleep(0.06)
+        assert one.engine.loads == ["load 0.0", "load 0.1"]
+
+    run(scenario)
+
+
 def test_the_trainer_may_drive_it_version_by_version() -> None:
     async def scenario() -> None:
         one = Replica(min_version_lag=4)

@@ -1,0 +1,110 @@
+"""The main curves as PNG files.
+
+Drawn by matplotlib, which the stack has anyway (reasoning-gym needs it); plotly's way would start a browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from neoproto.errors import ConfigError
+from neoproto.report.panels import Panel, panels_of
+from neoproto.report.reading import RunData
+from neoproto.report.series import drawn, series_of
+
+COLOURS = ("#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#0e7490", "#8a6d1d", "#64748b")
+STYLES = ("-", "--", ":", "-.")
+INCHES, DPI = (6.4, 3.6), 110
+
+
+def write_pictures(runs: Sequence[RunData], folder: Path) -> list[Path]:
+    """Write `{panel}.png` for each of the main panels that the runs have; returns their paths.
+
+    Raises:
+        ConfigError: the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [write_picture(panel, runs, folder) for panel in panels_of(runs) if panel.picture]
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written to: {error.strerror or error}") from error
+
+
+def write_picture(panel: Panel, runs: Sequence[RunData], folder: Path) -> Path:
+    """One panel as a PNG file."""
+    figure = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
+    if panel.kind == "stacked":
+        rows = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+        for axes, run in zip(rows, runs, strict=True):
+            draw_stacked(axes, panel, run)
+            axes.set_xlabel(literal(run.name) if len(runs) > 1 else "step")
+        rows[0].set_ylabel(panel.unit)
+    else:
+        axes = figure.subplots()
+        draw_lines(axes, panel, runs)
+        axes.set(xlabel="step", ylabel=panel.unit, yscale="log" if panel.log else "linear")
+    figure.suptitle(panel.title, fontsize=11)
+    path = folder / f"{panel.key}.png"
+    figure.savefig(path, format="png")
+    return path
+
+
+def draw_lines(axes: Axes, panel: Panel, runs: Sequence[RunData]) -> None:
+    """Colours tell runs apart, or the lines of a single one; styles the lines of several."""
+    several = len(runs) > 1
+    for run_number, run in enumerate(runs):
+        for number, line in enumerate(panel.lines):
+            series = series_of(run, line, panel.kind)
+            if series is None:
+                continue
+            name = f"{run.name}: {line.label}" if several and len(panel.lines) > 1 else line.label
+            dots = line.markers or len(series.steps) < 4
+            colour = COLOURS[(run_number if several else number) % len(COLOURS)]
+            axes.plot(
+                series.steps,
+                series.values,
+                STYLES[number % len(STYLES)] if several else "-",
+                color=colour,
+                label=literal(run.name if several and len(panel.lines) == 1 else name),
+                linewidth=1.4,
+                marker="o" if dots else None,
+                markersize=4,
+            )
+            edges = [run.curves.get(metric) for metric in line.band or ()]
+            low, high = (
+                [drawn(edge) for edge in edges if edge]
+                if edges and all(edges) and not several
+                else (None, None)
+            )
+            if low is not None and high is not None and low.steps == high.steps:
+                axes.fill_between(low.steps, low.values, high.values, color=colour, alpha=0.12, linewidth=0)
+    axes.grid(alpha=0.3)
+    if several or len(panel.lines) > 1:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def draw_stacked(axes: Axes, panel: Panel, run: RunData) -> None:
+    """Phases on top of each other, the whole step as a line."""
+    found = [(line, series_of(run, line, panel.kind)) for line in panel.lines]
+    phases = [(line.label, series) for line, series in found if series is not None and line.label != "step"]
+    steps = sorted({step for _, series in phases for step in series.steps})
+    values = [
+        [by_step.get(step, 0.0) for step in steps]
+        for by_step in (dict(zip(series.steps, series.values, strict=True)) for _, series in phases)
+    ]
+    if phases:
+        axes.stackplot(steps, values, labels=[label for label, _ in phases], colors=COLOURS, alpha=0.8)
+    for line, series in found:
+        if series is not None and line.label == "step":
+            axes.plot(series.steps, series.values, color="#1f2933", linewidth=1.2, label="whole step")
+    axes.legend(fontsize=7, frameon=False, ncols=2)
+    axes.grid(alpha=0.3)
+
+
+def literal(text: str) -> str:
+    """For matplotlib, which reads `$…$` as a formula and hides labels that begin with an underscore."""
+    return text.replace("$", r"\$").lstrip("_") or "run"

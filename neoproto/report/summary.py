@@ -1,0 +1,116 @@
+"""The figures that a run comes down to, and what differs between the configurations of several."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neoproto.report.reading import RunData
+
+LAST_STEPS = 10
+"""Training figures at the end are a mean over so many steps: a single batch says little."""
+NOT_COMPARED = ("runtime.run_dir",)
+ABSENT = "(absent)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One figure of a run: NaN where it has none."""
+
+    name: str
+    unit: str
+    value: float
+
+
+def figures(run: RunData) -> list[Figure]:
+    """Final figures, the same names for every run; validation by data source and way of drawing."""
+    steps = run.curves.get("timing_s/step", {})
+    tokens = run.curves.get("perf/total_num_tokens", {})
+    found = [
+        Figure(name="Steps", unit="", value=float(run.last_step)),
+        Figure(name=f"Score, last {LAST_STEPS} steps", unit="", value=at_end(run, "critic/score/mean")),
+    ]
+    for name, curve in run.curves.items():
+        if name.startswith("val-core/"):
+            values = [value for value in curve.values() if math.isfinite(value)]
+            short = name.removeprefix("val-core/").replace("/acc/", ", ")
+            for what, pick in (("first", 0), ("last", -1)):
+                value = values[pick] if values else math.nan
+                found.append(Figure(name=f"Validation {short}, {what}", unit="", value=value))
+            best = max(values, default=math.nan)
+            found.append(Figure(name=f"Validation {short}, best", unit="", value=best))
+    wall = max((value for value in run.seconds.values() if math.isfinite(value)), default=math.nan)
+    found += [
+        Figure(name="Wall time of the loop", unit="s", value=wall),
+        Figure(name="Time of a step, mean", unit="s", value=mean(steps.values())),
+        Figure(name="Tokens", unit="", value=math.fsum(_finite(tokens.values())) if tokens else math.nan),
+        Figure(
+            name="Throughput, mean",
+            unit="tokens/s/device",
+            value=mean(run.curves.get("perf/throughput", {}).values()),
+        ),
+        Figure(
+            name=f"Response length, last {LAST_STEPS} steps",
+            unit="tokens",
+            value=at_end(run, "response_length/mean"),
+        ),
+        Figure(name=f"Entropy, last {LAST_STEPS} steps", unit="nats", value=at_end(run, "actor/entropy")),
+        Figure(
+            name="Staleness, mean",
+            unit="versions",
+            value=mean(run.curves.get("training/off_policy/trajectory_staleness/mean", {}).values()),
+        ),
+    ]
+    return found
+
+
+def figure_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """One row a figure, with a value for each run; rows without any value are left out."""
+    by_run = [{figure.name: figure for figure in figures(run)} for run in runs]
+    names = list(dict.fromkeys(name for one in by_run for name in one))
+    rows = []
+    for name in names:
+        values = [one[name].value if name in one else math.nan for one in by_run]
+        if any(map(math.isfinite, values)):
+            unit = next(one[name].unit for one in by_run if name in one)
+            rows.append({"name": name, "unit": unit, "values": values})
+    return rows
+
+
+def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """One row for each key of the configuration in which the runs differ, with each run's value as text."""
+    flat = [dict(flattened(run.config)) for run in runs]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    rows = []
+    for key in keys:
+        values = [one.get(key, ABSENT) for one in flat]
+        if len(set(values)) > 1 and key not in NOT_COMPARED:
+            rows.append({"key": key, "values": values})
+    return rows
+
+
+def flattened(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys and their values as text; lists are values."""
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from flattened(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree if isinstance(tree, str) else json.dumps(tree, default=str, ensure_ascii=False)
+
+
+def at_end(run: RunData, metric: str) -> float:
+    """Mean of the last steps that have the metric."""
+    return mean(list(run.curves.get(metric, {}).values())[-LAST_STEPS:])
+
+
+def mean(values: Any) -> float:
+    """Of the finite values; NaN without any."""
+    finite = _finite(values)
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
+def _finite(values: Any) -> list[float]:
+    return [value for value in values if math.isfinite(value)]

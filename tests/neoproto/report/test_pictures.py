@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neoproto.errors import ConfigError
+from neoproto.report.pictures import write_pictures
+from neoproto.report.reading import read_runs
+from tests.neoproto.report.runs import write_run
+
+
+def test_the_main_curves_become_png_files(tmp_path: Path) -> None:
+    runs = read_runs(
+        [write_run(tmp_path / "a", nulls=True), write_run(tmp_path / "$x_$ {b}", steps=1, complete=False)]
+    )
+    paths = write_pictures(runs, tmp_path / "pictures" / "here")
+    assert {"score.png", "phases.png", "staleness.png"} <= {path.name for path in paths}
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert 3_000 < path.stat().st_size < 200_000
+
+
+def test_one_run_and_strange_names(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "_a")
+    text = (folder / "metrics.jsonl").read_text().replace("acc/greedy", "acc/_$\\\\frac{$greedy")
+    (folder / "metrics.jsonl").write_text(text)
+    assert write_pictures(read_runs([folder]), tmp_path / "p")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: cannot be written to"):
+        write_pictures(read_runs([write_run(tmp_path / "a")]), tmp_path / "file")

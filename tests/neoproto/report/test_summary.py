@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from neoproto.report.reading import read_run
+from neoproto.report.summary import differences, figure_rows, flattened
+from neoproto.report.topology import placement_of
+from tests.neoproto.report.runs import write_run
+
+
+def test_figures_of_runs_stand_side_by_side(tmp_path: Path) -> None:
+    whole = read_run(write_run(tmp_path / "a", nulls=True), "a")
+    fresh = write_run(tmp_path / "b")
+    (fresh / "metrics.jsonl").write_text("")
+    rows = {row["name"]: row["values"] for row in figure_rows([whole, read_run(fresh, "b")])}
+    assert rows["Steps"] == [6.0, 0.0]
+    greedy = "Validation reasoning_gym/spell_backward, greedy"
+    assert rows[f"{greedy}, first"][0] == 0.8
+    assert rows[f"{greedy}, last"][0] == rows[f"{greedy}, best"][0] == 0.806
+    assert rows["Tokens"][0] == 6 * 3200
+    assert rows["Wall time of the loop"][0] == 8.0
+    assert math.isfinite(rows["Entropy, last 10 steps"][0])
+    assert math.isnan(rows["Entropy, last 10 steps"][1])
+
+
+def test_a_figure_that_no_run_has_is_left_out(tmp_path: Path) -> None:
+    fresh = write_run(tmp_path / "b")
+    (fresh / "metrics.jsonl").write_text("")
+    assert [row["name"] for row in figure_rows([read_run(fresh, "b")])] == ["Steps"]
+
+
+def test_only_keys_that_differ_are_listed(tmp_path: Path) -> None:
+    one = read_run(write_run(tmp_path / "a", "runtime.run_dir=x"), "a")
+    other = read_run(write_run(tmp_path / "b", "runtime.run_dir=y", "trainer.seed=3"), "b")
+    rows = {row["key"]: row["values"] for row in differences([one, other])}
+    assert rows == {
+        key: ["0", "3"] for key in ("trainer.seed", "data.seed", "actor_rollout_ref.rollout.seed")
+    }
+    assert differences([one, one]) == []
+
+
+def test_flattening_tells_absent_null_and_empty_apart() -> None:
+    assert dict(flattened({"a": {"b": None, "c": {}, "d": [1, "x"]}, "e": "null"})) == {
+        "a.b": "null",
+        "a.c": "{}",
+        "a.d": '[1, "x"]',
+        "e": "null",
+    }
+
+
+def test_topology_puts_models_on_devices(tmp_path: Path) -> None:
+    overrides = ("trainer.mode=decoupled_async", "trainer.n_gpus_per_node=2", "data.train_batch_size=64")
+    run = read_run(write_run(tmp_path / "a", *overrides), "a")
+    topology = placement_of(run.config)
+    assert topology["clusters"][0]["nodes"] == [[["actor", "critic"], ["actor", "critic"], ["rollout"]]]
+    assert [row["ranks"] for row in topology["rows"]] == [2, 1, 2]
+    assert topology["mode"] == "decoupled_async"
+
+
+def test_a_configuration_of_another_version_is_said_to_be_one() -> None:
+    problem = placement_of({"trainer": {"no_such_key": 1}, "data": {"other": 2}})["problem"]
+    assert problem.startswith("this version does not take the configuration: ")
+    assert "(and 1 more)" in problem

@@ -9,7 +9,7 @@ from pydantic import Field
 from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section
 from neoproto.config.modes import DecoupledAsyncConfig, ReplayBufferConfig, SeparateAsyncConfig
 
-Logger = Literal["console", "jsonl", "tensorboard"]
+Logger = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow"]
 Interval = Annotated[int, Field(ge=-1)]
 
 
@@ -59,11 +59,11 @@ class TrainerConfig(Section):
     test_freq: Interval = -1
     """Validate after every so many steps; -1 or 0 = at the end only."""
     logger: Annotated[tuple[Logger, ...], AsStrings] = ("console", "jsonl")
-    """Where metrics go: the terminal, metrics.jsonl, TensorBoard's event files."""
+    """Where metrics go: the terminal, metrics.jsonl (always), TensorBoard's event files, wandb, MLflow."""
     project_name: Annotated[str, Field(min_length=1)] = "neoproto"
-    """First folder level below `default_local_dir`."""
+    """First folder level below `default_local_dir`; project of wandb, experiment of MLflow."""
     experiment_name: Annotated[str, Field(min_length=1)] = "ppo"
-    """Second folder level; each run has its own folder below it."""
+    """Second folder level, each run has its own folder below it; name of the run for wandb and MLflow."""
     default_local_dir: Annotated[str, Field(min_length=1)] = "outputs"
     """Where run folders are made, from the folder the command is typed in."""
     nnodes: Count | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from neoproto.report.reading import RunData
+from neoproto.trainer.services import flattened
 
 LAST_STEPS = 10
 """Training figures at the end are a mean over so many steps: a single batch says little."""
@@ -90,15 +90,6 @@ def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
         if len(set(values)) > 1 and key not in NOT_COMPARED:
             rows.append({"key": key, "values": values})
     return rows
-
-
-def flattened(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted keys and their values as text; lists are values."""
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from flattened(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree if isinstance(tree, str) else json.dumps(tree, default=str, ensure_ascii=False)
 
 
 def at_end(run: RunData, metric: str) -> float:

@@ -4,6 +4,10 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
+
+LAST_WORDS_S = 20.0
+"""What packages want to do at the end of a process (upload what is left, say) may take so long."""
 
 
 def open_standard_streams() -> None:
@@ -29,6 +33,9 @@ def leave(code: int) -> None:
     hold one inside Monarch for a minute, waiting for processes that are gone. Then it would collect all its
     memory, torch included, which takes seconds on a busy machine.
     """
+    deadline = threading.Timer(LAST_WORDS_S, os._exit, (code,))
+    deadline.daemon = True
+    deadline.start()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never open

@@ -19,6 +19,7 @@ from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import make_run_folder, open_run_log
+from neoproto.run.loggers import open_trackers
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
@@ -28,7 +29,8 @@ from neoproto.runtime.placement import Placement
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
-from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
+from neoproto.trainer.services import check_installed
+from neoproto.trainer.tracking import Tracker
 
 log = logging.getLogger("neoproto.run")
 
@@ -41,6 +43,7 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
         NeoProtoError, or a worker's own exception: the run failed; everything has been closed.
     """
     console = console or RunConsole(quiet="console" not in config.trainer.logger)
+    check_installed(config.trainer.logger)
     placement = place(config)
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
     prepared = prepare(config, device, console.stage)
@@ -49,7 +52,9 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
     console.say(f"run folder: {folder}")
     for note in prepared.notes:
         console.say(f"note: {note}")
-    return RunSession(prepared, placement, folder, console).train()
+    session = RunSession(prepared, placement, folder, console)
+    with open_trackers(config, folder, console.say) as trackers:
+        return session.train(trackers)
 
 
 def place(config: RunConfig) -> Placement:
@@ -79,7 +84,7 @@ class RunSession:
         # Made before anything is started: options that contradict each other are refused here.
         self._recipes = recipes(prepared, placement)
 
-    def train(self) -> TrainingResult:
+    def train(self, trackers: Tracker) -> TrainingResult:
         """Start everything, train, write the model, close everything."""
         console, config = self._console, self._config
         settings = {
@@ -93,7 +98,7 @@ class RunSession:
             with console.stage("starting workers"):
                 groups = self._start_groups(runtime)
                 workers = self._attached(groups)
-            with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
+            with console.steps(self._prepared.total_steps):
                 result = train(self._parts(workers, trackers), groups[REGISTRY])
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
@@ -114,13 +119,6 @@ class RunSession:
             run_dir=self._folder,
             total_steps=prepared.total_steps,
         )
-
-    def _trackers(self) -> list[Tracker]:
-        """`metrics.jsonl` is always written: reports and comparisons read it."""
-        trackers: list[Tracker] = [JsonlTracker(self._folder / "metrics.jsonl")]
-        if "tensorboard" in self._config.trainer.logger:
-            trackers.append(TensorBoardTracker(self._folder / "tensorboard"))
-        return trackers
 
     def _start_groups(self, runtime: Runtime) -> Mapping[str, WorkerGroup]:
         """By role. All groups at once: most of a start is imports and vLLM's own set-up."""

@@ -67,7 +67,11 @@ MEASURED_IF_THERE = ("ray",)
 
 def test_every_package_that_is_imported_is_declared() -> None:
     declared = requirements(
-        [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["nixl"], *LOCK["without_pins"]]
+        [
+            *PROJECT["dependencies"],
+            *(line for extra in ("cpu", "nixl", "wandb", "mlflow") for line in EXTRAS[extra]),
+            *LOCK["without_pins"],
+        ]
     )
     providers = metadata.packages_distributions()
     known = {*sys.stdlib_module_names, *OURS, *MEASURED_IF_THERE}

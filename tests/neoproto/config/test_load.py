@@ -100,7 +100,7 @@ def test_every_option_says_what_it_is() -> None:
             "geometric",
             "rollout_is: wanted 'token' or 'sequence', got 'geometric' (str)",
         ),
-        ("trainer.logger", ["console", "wandb"], "trainer.logger[1]: wanted 'console', 'jsonl' or 'tensorb"),
+        ("trainer.logger", ["console", "swanlab"], "trainer.logger[1]: wanted 'console', 'jsonl', 'tensorb"),
         ("trainer.logger", 3, "trainer.logger: wanted a list, got 3 (int)"),
         ("runtime.monarch.job_mode", "current", "is not supported: the only mode is process"),
         ("trainer.val_before_train", 1, "trainer.val_before_train: wanted true or false, got 1 (int)"),

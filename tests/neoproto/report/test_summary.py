@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from neoproto.report.reading import read_run
-from neoproto.report.summary import differences, figure_rows, flattened
+from neoproto.report.summary import differences, figure_rows
 from neoproto.report.topology import placement_of
 from tests.neoproto.report.runs import write_run
 
@@ -38,15 +38,6 @@ def test_only_keys_that_differ_are_listed(tmp_path: Path) -> None:
         key: ["0", "3"] for key in ("trainer.seed", "data.seed", "actor_rollout_ref.rollout.seed")
     }
     assert differences([one, one]) == []
-
-
-def test_flattening_tells_absent_null_and_empty_apart() -> None:
-    assert dict(flattened({"a": {"b": None, "c": {}, "d": [1, "x"]}, "e": "null"})) == {
-        "a.b": "null",
-        "a.c": "{}",
-        "a.d": '[1, "x"]',
-        "e": "null",
-    }
 
 
 def test_topology_puts_models_on_devices(tmp_path: Path) -> None:

@@ -40,6 +40,21 @@ def test_neither_a_stuck_thread_nor_what_is_in_memory_keeps_the_process() -> Non
         assert time.monotonic() - started < 50
 
 
+STUCK = """
+import atexit, threading
+import neoproto.run.__main__ as command
+
+command.LAST_WORDS_S = 0.5
+atexit.register(threading.Event().wait)
+command.leave(3)
+"""
+
+
+def test_what_hangs_at_the_end_of_the_process_is_left() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
 CLOSED = """
 import os, sys
 from neoproto.run.__main__ import open_standard_streams

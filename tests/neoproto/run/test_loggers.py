@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neoproto.config import RunConfig, load_config
+from neoproto.errors import ConfigError
+from neoproto.run import loggers
+from neoproto.run.cli import main
+from neoproto.run.loggers import open_trackers
+from neoproto.trainer import services
+from neoproto.trainer.services import RunLabels
+from tests.neoproto.run.inputs import overrides
+
+
+def config(*names: str) -> RunConfig:
+    trainer = {"logger": list(names), "project_name": "letters", "experiment_name": "first"}
+    return load_config({"trainer": trainer, "data": {"train_files": ["x.jsonl"]}})
+
+
+class FakeService:
+    made: RunLabels
+    place = "somewhere"
+
+    def __init__(self, labels: RunLabels) -> None:
+        FakeService.made = labels
+        self.rows: list[int] = []
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.rows.append(step)
+
+    def close(self, failed: bool = False) -> None: ...
+
+
+class Refusing(FakeService):
+    def __init__(self, labels: RunLabels) -> None:
+        raise OSError("no key")
+
+
+def test_metrics_jsonl_is_written_whatever_is_chosen(tmp_path: Path) -> None:
+    with open_trackers(config("tensorboard"), tmp_path, print) as trackers:
+        trackers.log({"a": 1.0}, 1)
+    assert (tmp_path / "metrics.jsonl").is_file()
+    assert any((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_service_is_told_the_projects_names_and_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loggers.SERVICES, "wandb", FakeService)
+    said: list[str] = []
+    with open_trackers(config("console", "wandb"), tmp_path, said.append) as trackers:
+        trackers.log({"a": 1.0}, 1)
+    made = FakeService.made
+    assert (made.project, made.experiment, made.folder) == ("letters", "first", tmp_path)
+    assert made.config["trainer"]["logger"] == ["console", "wandb"]
+    assert said == ["wandb: somewhere"]
+
+
+def test_a_service_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loggers.SERVICES, "wandb", Refusing)
+    with pytest.raises(ConfigError) as caught:
+        open_trackers(config("wandb"), tmp_path, print)
+    assert str(caught.value) == (
+        "trainer.logger: wandb cannot be used: OSError: no key; "
+        "WANDB_MODE=offline needs no network and no key"
+    )
+
+
+def test_a_missing_package_is_said_before_anything_is_made(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: Path,
+    train_file: Path,
+) -> None:
+    found = services.find_spec
+    missing: Any = lambda name: None if name == "wandb" else found(name)  # noqa: E731
+    monkeypatch.setattr(services, "find_spec", missing)
+    monkeypatch.chdir(tmp_path)
+    assert main(overrides(model, train_file, "trainer.logger=[console,wandb]")) == 2
+    assert capsys.readouterr().err == (
+        "error: trainer.logger: 'wandb' is chosen but not installed; pip install wandb\n"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -82,8 +82,8 @@ class TensorBoardTracker:
 class BackgroundTracker:
     """Feeds a tracker from a thread of its own: the run feels neither its slowness nor its failures.
 
-    The first failure is said, and in the end how many rows were lost; later rows are still tried, for a network
-    may come back.
+    The first failure is said, and in the end how many rows were lost; later rows are still tried, for a
+    network may come back.
 
     Args:
         name: of the service, in what is said.
@@ -137,7 +137,7 @@ class BackgroundTracker:
             self._say(f"warning: {self._lost} rows of metrics did not reach {self._name}")
 
     def _run(self) -> None:
-        """Consumes: rows. Waits for: a row or the end. Unblocked by: either, within a fraction of a second."""
+        """Consumes: rows. Waits for: a row or the end. Unblocked by: either, in a fraction of a second."""
         try:
             tracker = self._make()
         except Exception as error:  # told to whoever opens it
@@ -153,12 +153,12 @@ class BackgroundTracker:
                 if self._closing.is_set():
                     break
                 continue
-            self._attempt(lambda metrics=metrics, step=step: tracker.log(metrics, step))
-        self._attempt(lambda: tracker.close(self._failed))
+            self._attempt(tracker.log, metrics, step)
+        self._attempt(tracker.close, self._failed)
 
-    def _attempt(self, call: Callable[[], None]) -> None:
+    def _attempt(self, call: Callable[..., None], *args: Any) -> None:
         try:
-            call()
+            call(*args)
         except Exception as error:  # counted: a service must not end a run of days
             log.info("%s failed", self._name, exc_info=error)
             self._lose(_one_line(error))

@@ -36,6 +36,9 @@ def test_wandb_offline_writes_below_the_runs_folder(tmp_path: Path, monkeypatch:
     tracker.log({"val-core/x/acc/mean@1": 0.5}, 0)
     tracker.log({"actor/lr": 0.125}, 1)
     tracker.close()
+    import wandb
+
+    wandb.teardown()  # as at the end of a process: its service has written everything then
     (written,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = written.read_bytes()
     for text in (b"letters", b"first", b"actor/lr", b"0.125", b"val-core/x/acc/mean@1"):

@@ -60,6 +60,8 @@ class TrainerConfig(Section):
     """Validate after every so many steps; -1 or 0 = at the end only."""
     logger: Annotated[tuple[Logger, ...], AsStrings] = ("console", "jsonl")
     """Where metrics go: the terminal, metrics.jsonl (always), TensorBoard's event files, wandb, MLflow."""
+    trace: bool = False
+    """Write trace.json: what each process did when, for chrome://tracing and ui.perfetto.dev."""
     project_name: Annotated[str, Field(min_length=1)] = "neoproto"
     """First folder level below `default_local_dir`; project of wandb, experiment of MLflow."""
     experiment_name: Annotated[str, Field(min_length=1)] = "ppo"

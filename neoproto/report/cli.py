@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from neoproto import trace
 from neoproto.errors import ConfigError
 
 EPILOG = """\
@@ -66,6 +67,7 @@ def report(folders: Sequence[Path], out: Path | None, pictures: Path | None) -> 
     from neoproto.report.reading import read_runs
 
     runs = read_runs(folders)
+    traces = [merged for folder in folders if (merged := merged_trace(folder)) is not None]
     path = out or (folders[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     page = html_page(runs).encode("utf-8", errors="replace")  # a lone surrogate in a text becomes "?"
     try:
@@ -78,8 +80,26 @@ def report(folders: Sequence[Path], out: Path | None, pictures: Path | None) -> 
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     said = [f"note: {run.name}: {note}" for run in runs for note in run.notes]
     said.append(f"{path} ({len(page) / 1e6:.1f} MB)")
+    said += traces
     if pictures is not None:
         from neoproto.report.pictures import write_pictures
 
         said += [str(one) for one in write_pictures(runs, pictures)]
     return said
+
+
+def merged_trace(folder: Path) -> str | None:
+    """What to say of a run's trace. One that nobody merged (of a killed run), or that has grown, is merged.
+
+    Raises:
+        ConfigError: a part of it is broken, or it cannot be written.
+    """
+    parts, merged = list((folder / trace.PARTS).glob("*.jsonl")), folder / trace.MERGED
+    newest = max((part.stat().st_mtime for part in parts), default=0.0)
+    if not parts or (merged.is_file() and merged.stat().st_mtime >= newest):
+        return None
+    try:
+        done = trace.merge_parts(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    return None if done is None else f"{done.path} ({done.events} events of {done.lanes} processes)"

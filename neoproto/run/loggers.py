@@ -1,21 +1,16 @@
-"""From `trainer.logger` to open trackers."""
+"""The services of `trainer.logger` for one run, whose training may begin more than once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
+from neoproto.trainer.background import BackgroundTracker, NotOpened
 from neoproto.trainer.services import MlflowTracker, RunLabels, WandbTracker
-from neoproto.trainer.tracking import (
-    BackgroundTracker,
-    JsonlTracker,
-    NotOpened,
-    TensorBoardTracker,
-    Tracker,
-    Trackers,
-)
 
 SERVICES: dict[str, Callable[[RunLabels], WandbTracker | MlflowTracker]] = {
     "wandb": WandbTracker,
@@ -24,34 +19,53 @@ SERVICES: dict[str, Callable[[RunLabels], WandbTracker | MlflowTracker]] = {
 HINTS = {"wandb": "; WANDB_MODE=offline needs no network and no key", "mlflow": ""}
 
 
-def open_trackers(config: RunConfig, folder: Path, say: Callable[[str], None]) -> Trackers:
-    """Open the trackers of a run. `metrics.jsonl` is always written: reports and comparisons read it.
+class Services:
+    """The open services as one tracker of the loop, which does not end with it: `with` closes them."""
+
+    def __init__(self, trackers: Sequence[BackgroundTracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
+
+    def close(self) -> None:
+        """The loop has ended; another may follow."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tracker in self._trackers:
+            tracker.close(failed=kind is not None)
+
+
+def open_services(config: RunConfig, folder: Path, say: Callable[[str], None]) -> Services:
+    """Open the services that are chosen, each in a thread of its own.
 
     Args:
         folder: of the run.
         say: shows a person where a service keeps the metrics, and what becomes of it later.
 
     Raises:
-        ConfigError: a service cannot be opened.
+        ConfigError: one cannot be opened; the others are closed.
     """
-    chosen = config.trainer.logger
-    trackers: list[Tracker] = [JsonlTracker(folder / "metrics.jsonl")]
+    opened: list[BackgroundTracker] = []
     try:
-        if "tensorboard" in chosen:
-            trackers.append(TensorBoardTracker(folder / "tensorboard"))
-        trackers += [open_service(name, config, folder, say) for name in SERVICES if name in chosen]
-    except BaseException:
-        Trackers(*trackers).close(failed=True)
+        for name in SERVICES:
+            if name in config.trainer.logger:
+                opened.append(open_service(name, config, folder, say))
+    except ConfigError:
+        for tracker in opened:
+            tracker.close(failed=True)
         raise
-    return Trackers(*trackers)
+    return Services(opened)
 
 
 def open_service(name: str, config: RunConfig, folder: Path, say: Callable[[str], None]) -> BackgroundTracker:
-    """Open one service, in a thread of its own.
-
-    Raises:
-        ConfigError: it cannot be opened.
-    """
+    """Raises ConfigError: the service cannot be opened."""
     labels = RunLabels(
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
@@ -59,7 +73,7 @@ def open_service(name: str, config: RunConfig, folder: Path, say: Callable[[str]
         folder=folder,
     )
 
-    def make() -> Tracker:
+    def make() -> WandbTracker | MlflowTracker:
         tracker = SERVICES[name](labels)
         say(f"{name}: {tracker.place}")
         return tracker

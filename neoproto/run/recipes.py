@@ -15,6 +15,7 @@ from neoproto.run import options
 from neoproto.run.prepare import PreparedRun
 from neoproto.runtime import ClassWithInitArgs, Worker
 from neoproto.runtime.placement import DeviceType, Placement
+from neoproto.trace import FOLDER_VARIABLE
 
 REGISTRY = "registry"
 """The role of the group that keeps the list of weight versions."""
@@ -65,7 +66,8 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
     reward = models["reward"].name if "reward" in models else None
     judge = options.reward_options(config, prepared.model_dir, prepared.eos_token_ids)
     found.append(_recipe("reward", reward, RewardWorker, judge, torch_env(1)))
-    registry = ClassWithInitArgs(RegistryWorker, env=torch_env(1))
+    # Asked all the time, and for a moment each: in a trace that would be most of it, and say nothing.
+    registry = ClassWithInitArgs(RegistryWorker, env=torch_env(1) | {FOLDER_VARIABLE: ""})
     found.append(Recipe(role=REGISTRY, name=config.weights.registry_name, workers=registry, model=None))
     return found
 

@@ -19,10 +19,11 @@ from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import make_run_folder, open_run_log
-from neoproto.run.loggers import open_trackers
+from neoproto.run.loggers import open_services
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
+from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import train
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.placement import Placement
@@ -30,7 +31,7 @@ from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.services import check_installed
-from neoproto.trainer.tracking import Tracker
+from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 log = logging.getLogger("neoproto.run")
 
@@ -52,9 +53,8 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
     console.say(f"run folder: {folder}")
     for note in prepared.notes:
         console.say(f"note: {note}")
-    session = RunSession(prepared, placement, folder, console)
-    with open_trackers(config, folder, console.say) as trackers:
-        return session.train(trackers)
+    with tracing(config, folder, console.say), open_services(config, folder, console.say) as services:
+        return RunSession(prepared, placement, folder, console, services).train()
 
 
 def place(config: RunConfig) -> Placement:
@@ -77,18 +77,25 @@ class RunSession:
     """The wiring of one run: knows everybody, does nothing of their work."""
 
     def __init__(
-        self, prepared: PreparedRun, placement: Placement, folder: Path, console: RunConsole
+        self,
+        prepared: PreparedRun,
+        placement: Placement,
+        folder: Path,
+        console: RunConsole,
+        services: Tracker,
     ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
-        self._config = prepared.config
+        self._config, self._services = prepared.config, services
         # Made before anything is started: options that contradict each other are refused here.
         self._recipes = recipes(prepared, placement)
 
-    def train(self, trackers: Tracker) -> TrainingResult:
+    def train(self) -> TrainingResult:
         """Start everything, train, write the model, close everything."""
         console, config = self._console, self._config
         settings = {
-            "runtime": config.runtime.model_copy(update={"run_dir": str(self._folder)}),
+            "runtime": config.runtime.model_copy(
+                update={"run_dir": str(self._folder), "env_vars": worker_environment(config, self._folder)}
+            ),
             "topology": config.resolved_topology(),
         }
         with console.stage("starting hosts and store"):
@@ -98,7 +105,7 @@ class RunSession:
             with console.stage("starting workers"):
                 groups = self._start_groups(runtime)
                 workers = self._attached(groups)
-            with console.steps(self._prepared.total_steps):
+            with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
                 result = train(self._parts(workers, trackers), groups[REGISTRY])
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
@@ -119,6 +126,13 @@ class RunSession:
             run_dir=self._folder,
             total_steps=prepared.total_steps,
         )
+
+    def _trackers(self) -> list[Tracker]:
+        """`metrics.jsonl` is always written: reports and comparisons read it."""
+        trackers: list[Tracker] = [JsonlTracker(self._folder / "metrics.jsonl"), self._services]
+        if "tensorboard" in self._config.trainer.logger:
+            trackers.append(TensorBoardTracker(self._folder / "tensorboard"))
+        return trackers
 
     def _start_groups(self, runtime: Runtime) -> Mapping[str, WorkerGroup]:
         """By role. All groups at once: most of a start is imports and vLLM's own set-up."""

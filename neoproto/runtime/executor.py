@@ -16,9 +16,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from neoproto import trace
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.deadline import set_deadline
 from neoproto.runtime.wire import CANCEL, INIT, LAST, CallHeader, Failure, decode, encode, encode_failure
@@ -96,6 +98,7 @@ class WorkerExecutor:
         self._context = contextvars.copy_context()
         self._where = f"{identity.group_name}[{identity.rank}] on {host}"
         self._rendezvous, self._loop = rendezvous, loop
+        trace.open_process(f"{identity.group_name}-rank{identity.rank}")
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
         self._state = _State()
@@ -197,10 +200,12 @@ class WorkerExecutor:
         set_deadline(call.deadline)
         try:
             if call.header.method == INIT:
-                self._build(decode(call.payload))
+                with trace.span("start", "call"):
+                    self._build(decode(call.payload))
                 return encode(None)
             args, kwargs = decode(call.payload)
-            result = self._method(call.header)(*args, **kwargs)
+            with trace.span(call.header.method, "call"):
+                result = self._method(call.header)(*args, **kwargs)
             return encode(result)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
             return self._failure(error)
@@ -238,12 +243,19 @@ class WorkerExecutor:
         outcome: Failure | bytes
         try:
             args, kwargs = decode(payload)
-            outcome = encode(await self._method(header)(*args, **kwargs))
+            with self._span(header):
+                result = await self._method(header)(*args, **kwargs)
+            outcome = encode(result)
         except asyncio.CancelledError:
             outcome = self._cancelled(header)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
             outcome = self._failure(error)
         reply(outcome)
+
+    @staticmethod
+    def _span(header: CallHeader) -> AbstractContextManager[None]:
+        """In the trace. A call without a deadline lasts as long as the run and would cover all others."""
+        return nullcontext() if header.budget_s is None else trace.span(header.method, "call")
 
     def _cancelled(self, header: CallHeader) -> Failure:
         return self._failure(CallCancelled(f"{header.method} was cancelled"))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from neoproto import trace
 from neoproto.trainer.protocols import Group
 
 T = TypeVar("T")
@@ -25,11 +26,18 @@ class PhaseClock:
         self._waiting_since = 0.0
         self._waited = 0.0
 
+    @property
+    def started(self) -> float:
+        """When, on `time.perf_counter`."""
+        return self._start
+
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str, kind: str = "phase") -> Iterator[None]:
+        """Book the block under `name`; in the trace it is of this `kind`."""
         start = time.perf_counter()
         try:
-            yield
+            with trace.span(name, kind):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -44,7 +52,7 @@ class PhaseClock:
 
     async def wait(self, phase: str, awaitable: Awaitable[T]) -> T:
         """Wait for work that others do, and book the wait under `phase`."""
-        with self.phase(phase):
+        with self.phase(phase, "wait"):
             if self._in_flight == 0:
                 self._waiting_since = time.perf_counter()
             self._in_flight += 1

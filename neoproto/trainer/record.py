@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from neoproto import trace
 from neoproto.config import RunConfig
 from neoproto.data import DataProto
 from neoproto.trainer.phases import PhaseClock
@@ -108,6 +109,7 @@ class Recorder:
         self._samples += samples
         self._tokens += int(tokens)
         self._book(booked)
+        trace.since(f"step {step}", "step", clock.started)
         self._tracker.log(booked, step)
         self._stepped_seconds += seconds
         left = self._stepped_seconds / step * (self._total_steps - step)

@@ -71,7 +71,7 @@ class WandbTracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log(finite(metrics), step=step)
 
-    def close(self, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
 
 
@@ -107,7 +107,7 @@ class MlflowTracker:
         for start in range(0, len(rows), METRICS_AT_ONCE):
             self._client.log_batch(self._run_id, metrics=rows[start : start + METRICS_AT_ONCE])
 
-    def close(self, failed: bool = False) -> None:
+    def close(self, failed: bool) -> None:
         self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 
     def _experiment(self, name: str) -> str:

@@ -1,30 +1,14 @@
-"""Where metrics go: a list of trackers, each fed the same flat mapping once a step.
-
-    Recorder ─> Trackers ─┬─> JsonlTracker, TensorBoardTracker        at once; a full disk ends the run
-                          └─> BackgroundTracker ─queue─> a service    in a thread; failures are said, once
-
-The services are in `neoproto.trainer.services`.
-"""
+"""Where metrics go: a list of trackers, each fed the same flat mapping once a step."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
-import queue
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
-
-OPEN_TIMEOUT_S = 60.0
-CLOSE_TIMEOUT_S = 30.0
-MOST_WAITING = 10_000
-"""Rows that may wait for a service; more are dropped, so that memory is bounded."""
-
-log = logging.getLogger("neoproto.tracking")
 
 
 class Tracker(Protocol):
@@ -32,34 +16,27 @@ class Tracker(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
-    def close(self, failed: bool = False) -> None:
-        """The run is over; `failed` says that it did not come to its end."""
-        ...
+    def close(self) -> None: ...
 
 
 class JsonlTracker:
     """One JSON object a line: `{"step": n, "time": unix seconds, name: value, …}`.
 
-    Flushed at once, so that a killed run keeps its lines. Made with the first: a run that did not get so far
-    leaves a folder that another may take.
+    Flushed at once, so that a killed run keeps its lines.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
+        self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         # JSON has no NaN; a metric that does not exist at this step (an empty group, say) is null.
         row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
-    def close(self, failed: bool = False) -> None:
-        if self._file is not None:
-            self._file.close()
+    def close(self) -> None:
+        self._file.close()
 
 
 class TensorBoardTracker:
@@ -75,107 +52,8 @@ class TensorBoardTracker:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self, failed: bool = False) -> None:
+    def close(self) -> None:
         self._writer.close()
-
-
-class BackgroundTracker:
-    """Feeds a tracker from a thread of its own: the run feels neither its slowness nor its failures.
-
-    The first failure is said, and in the end how many rows were lost; later rows are still tried, for a
-    network may come back.
-
-    Args:
-        name: of the service, in what is said.
-        make: opens it; called in the thread.
-        say: shows a person a line.
-
-    Raises:
-        NotOpened: it could not be opened, or not within `open_timeout` seconds.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Tracker],
-        say: Callable[[str], None],
-        *,
-        open_timeout: float = OPEN_TIMEOUT_S,
-        close_timeout: float = CLOSE_TIMEOUT_S,
-        most_waiting: int = MOST_WAITING,
-    ) -> None:
-        self._name, self._make, self._say, self._close_timeout = name, make, say, close_timeout
-        self._rows: queue.Queue[tuple[dict[str, float], int]] = queue.Queue(most_waiting)
-        self._opened, self._closing = threading.Event(), threading.Event()
-        self._not_opened: Exception | None = None
-        self._failed = False
-        self._lost = 0
-        # A daemon: what hangs in a service must not keep the process.
-        self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
-        self._thread.start()
-        if not self._opened.wait(open_timeout):
-            raise NotOpened(f"did not open within {open_timeout:g} s")
-        if self._not_opened is not None:
-            raise NotOpened(_one_line(self._not_opened)) from self._not_opened
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        try:
-            self._rows.put_nowait((dict(metrics), step))
-        except queue.Full:
-            self._lose("it is too slow")
-
-    def close(self, failed: bool = False) -> None:
-        """Wait for what is still to be sent, for `close_timeout` seconds at most."""
-        self._failed = failed
-        self._closing.set()
-        self._thread.join(self._close_timeout)
-        if self._thread.is_alive():
-            self._say(
-                f"warning: {self._name} did not finish within {self._close_timeout:g} s and is left behind"
-            )
-        if self._lost:
-            self._say(f"warning: {self._lost} rows of metrics did not reach {self._name}")
-
-    def _run(self) -> None:
-        """Consumes: rows. Waits for: a row or the end. Unblocked by: either, in a fraction of a second."""
-        try:
-            tracker = self._make()
-        except Exception as error:  # told to whoever opens it
-            log.info("%s could not be opened", self._name, exc_info=error)
-            self._not_opened = error
-            return
-        finally:
-            self._opened.set()
-        while True:
-            try:
-                metrics, step = self._rows.get(timeout=0.1)
-            except queue.Empty:
-                if self._closing.is_set():
-                    break
-                continue
-            self._attempt(tracker.log, metrics, step)
-        self._attempt(tracker.close, self._failed)
-
-    def _attempt(self, call: Callable[..., None], *args: Any) -> None:
-        try:
-            call(*args)
-        except Exception as error:  # counted: a service must not end a run of days
-            log.info("%s failed", self._name, exc_info=error)
-            self._lose(_one_line(error))
-
-    def _lose(self, why: str) -> None:
-        self._lost += 1
-        if self._lost == 1:
-            self._say(f"warning: {self._name} failed, the run goes on without it: {why}")
-
-
-class NotOpened(Exception):
-    """A service could not be opened; says why in one line."""
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
 class Trackers:
@@ -188,11 +66,11 @@ class Trackers:
         for tracker in self._trackers:
             tracker.log(metrics, step)
 
-    def close(self, failed: bool = False) -> None:
+    def close(self) -> None:
         errors = []
         for tracker in self._trackers:
             try:
-                tracker.close(failed)
+                tracker.close()
             except OSError as error:
                 errors.append(error)
         if errors:
@@ -204,4 +82,4 @@ class Trackers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(failed=kind is not None)
+        self.close()

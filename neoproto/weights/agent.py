@@ -11,6 +11,7 @@ is ended when that fails.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from torch import Tensor
 
+from neoproto import trace
 from neoproto.errors import LeaseExpired, NeoProtoError, TornRead
 from neoproto.weights.manifest import Manifest, TensorLayout
 from neoproto.weights.options import PauseMode, UpdateOptions
@@ -242,10 +244,11 @@ class UpdateAgent:
 
     async def _read_and_serve(self) -> WeightVersion:
         for attempt in range(1, MOST_TORN_READS + 1):
-            start = _now()
+            start, began = _now(), time.perf_counter()
             try:
                 async with self._puller.pull() as held:
                     self._last_pull = _now() - start
+                    trace.since("pull weights", "weights", began, version=str(held.version))
                     self._pull_seconds += self._last_pull
                     return await self._serve(held)
             except (TornRead, LeaseExpired) as error:
@@ -260,7 +263,8 @@ class UpdateAgent:
         await self._engine.check_layout(held.manifest.layout(), f"weights {held.version}")
         if self._paused_since is None:
             start = _now()
-            await self._engine.pause(self._options.pause_mode, self._options.drain_timeout)
+            with trace.span("pause", "weights"):
+                await self._engine.pause(self._options.pause_mode, self._options.drain_timeout)
             self._paused_since = start
         await run_to_end(self._swap(held))
         return held.version
@@ -268,8 +272,9 @@ class UpdateAgent:
     async def _swap(self, held: Held) -> None:
         """Load, check, go on: once begun, not left half-way."""
         self._vouched = False
-        await self._engine.load(held.version, held.tensors)
-        await held.check()
+        with trace.span("load weights", "weights", version=str(held.version)):
+            await self._engine.load(held.version, held.tensors)
+            await held.check()
         self._vouched, self._version = True, held.version
         self._loads += 1
         await self._resume()

@@ -10,7 +10,7 @@ from neoproto.config import RunConfig, load_config
 from neoproto.errors import ConfigError
 from neoproto.run import loggers
 from neoproto.run.cli import main
-from neoproto.run.loggers import open_trackers
+from neoproto.run.loggers import open_services
 from neoproto.trainer import services
 from neoproto.trainer.services import RunLabels
 from tests.neoproto.run.inputs import overrides
@@ -23,16 +23,19 @@ def config(*names: str) -> RunConfig:
 
 class FakeService:
     made: RunLabels
+    newest: FakeService
+    failed: bool | None = None
     place = "somewhere"
 
     def __init__(self, labels: RunLabels) -> None:
-        FakeService.made = labels
+        FakeService.made, FakeService.newest = labels, self
         self.rows: list[int] = []
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.rows.append(step)
 
-    def close(self, failed: bool = False) -> None: ...
+    def close(self, failed: bool) -> None:
+        self.failed = failed
 
 
 class Refusing(FakeService):
@@ -40,11 +43,21 @@ class Refusing(FakeService):
         raise OSError("no key")
 
 
-def test_metrics_jsonl_is_written_whatever_is_chosen(tmp_path: Path) -> None:
-    with open_trackers(config("tensorboard"), tmp_path, print) as trackers:
-        trackers.log({"a": 1.0}, 1)
-    assert (tmp_path / "metrics.jsonl").is_file()
-    assert any((tmp_path / "tensorboard").iterdir())
+def test_a_service_outlives_a_loop_and_is_told_how_the_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loggers.SERVICES, "mlflow", FakeService)
+
+    def run() -> None:
+        with open_services(config("mlflow"), tmp_path, print) as services:
+            for step in (1, 2):
+                services.log({"a": 1.0}, step)
+                services.close()
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        run()
+    assert (FakeService.newest.rows, FakeService.newest.failed) == ([1, 2], True)
 
 
 def test_a_service_is_told_the_projects_names_and_the_configuration(
@@ -52,8 +65,8 @@ def test_a_service_is_told_the_projects_names_and_the_configuration(
 ) -> None:
     monkeypatch.setitem(loggers.SERVICES, "wandb", FakeService)
     said: list[str] = []
-    with open_trackers(config("console", "wandb"), tmp_path, said.append) as trackers:
-        trackers.log({"a": 1.0}, 1)
+    with open_services(config("console", "wandb"), tmp_path, said.append) as services:
+        services.log({"a": 1.0}, 1)
     made = FakeService.made
     assert (made.project, made.experiment, made.folder) == ("letters", "first", tmp_path)
     assert made.config["trainer"]["logger"] == ["console", "wandb"]
@@ -63,7 +76,7 @@ def test_a_service_is_told_the_projects_names_and_the_configuration(
 def test_a_service_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loggers.SERVICES, "wandb", Refusing)
     with pytest.raises(ConfigError) as caught:
-        open_trackers(config("wandb"), tmp_path, print)
+        open_services(config("wandb"), tmp_path, print)
     assert str(caught.value) == (
         "trainer.logger: wandb cannot be used: OSError: no key; "
         "WANDB_MODE=offline needs no network and no key"

@@ -7,10 +7,12 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from neoproto import trace
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.executor import InitArguments, WorkerExecutor
 from neoproto.runtime.wire import (
@@ -250,3 +252,25 @@ def test_an_init_that_raises_is_reported() -> None:
     bench.call("note", 1, place=1)
     assert "its __init__ has not ended, or failed" in str(bench.reply()[1])
     bench.close()
+
+
+def test_calls_with_a_deadline_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(trace.FOLDER_VARIABLE, str(tmp_path / "trace"))
+    bench = Bench()
+    try:
+        init = InitArguments(classes={"": (Recorder, (7,), {})}, rendezvous=("localhost", 1))
+        bench.call(INIT, place=0, payload=encode(init))
+        bench.call("note", "first", place=1, budget=30)
+        bench.call("fail", place=2, budget=30)
+        bench.call("doze", 0.05, place=None, budget=30)
+        bench.call("doze", 0.0, place=None)  # as long as the run, for all that is known
+        for _ in range(5):
+            bench.reply()
+    finally:
+        bench.close()
+        trace.close_process()
+    (opening,), events = trace.read_part(tmp_path / "trace" / "g-rank1.jsonl")
+    assert opening["lane"] == "g-rank1"
+    assert sorted(event["name"] for event in events) == ["doze", "fail", "note", "start"]
+    (doze,) = (event for event in events if event["name"] == "doze")
+    assert doze["dur"] >= 50e3

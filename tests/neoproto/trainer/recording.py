@@ -18,7 +18,7 @@ class Recorder:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.logged.append((step, dict(metrics)))
 
-    def close(self, failed: bool = False) -> None: ...
+    def close(self) -> None: ...
 
     def step(self, report: StepReport) -> None:
         self.reports.append(report)

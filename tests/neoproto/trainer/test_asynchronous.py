@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from neoproto import trace
 from neoproto.config import load_config
 from neoproto.data import DataProto
 from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch, WorkerDied
 from neoproto.store import MemoryStore
+from neoproto.trace import TraceWriter
 from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
 from neoproto.trainer.record import TrainingResult, training_parts
 from neoproto.weights import Manifest, WeightVersion, should_load
@@ -284,3 +287,62 @@ def test_a_replica_of_a_group_is_called_as_it_reports_itself() -> None:
     world = World()
     replica = GroupReplica(world.workers().rollout, 0)
     assert replica.name == "rollout/0"
+
+
+class TracedScene(Scene):
+    """Each fake process writes the calls that it takes to a lane of its own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path, "decoupled_async")
+        self.seconds = self.training_seconds = 0.05
+        self.replicas = [TracedReplica(self, "rollout/0")]
+        self.lanes = {
+            name: TraceWriter(tmp_path / "trace", name) for name in ("actor-rank0", "rollout-rank0")
+        }
+
+    async def log_prob(self, batch: DataProto) -> DataProto:
+        with self.lanes["actor-rank0"].span("compute_log_prob", "call"):
+            return await super().log_prob(batch)
+
+    async def publish(self, version: WeightVersion) -> None:
+        with self.lanes["actor-rank0"].span("publish_weights", "call"):
+            await super().publish(version)
+
+
+class TracedReplica(FakeReplica):
+    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
+        assert isinstance(self.scene, TracedScene)
+        with self.scene.lanes["rollout-rank0"].span("generate_sequences", "call"):
+            return await super().generate(prompts, timeout)
+
+
+def intervals(run_dir: Path, lane: str, name: str) -> list[tuple[float, float]]:
+    """Start and end of a lane's events of one name, in microseconds."""
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    (pid,) = (
+        one["pid"] for one in events if one["name"] == "process_name" and one["args"]["name"].startswith(lane)
+    )
+    return [(one["ts"], one["ts"] + one["dur"]) for one in events if (one["pid"], one["name"]) == (pid, name)]
+
+
+def test_the_trace_shows_generation_beside_training(tmp_path: Path, store: MemoryStore) -> None:
+    scene = TracedScene(tmp_path)
+    trace.open_process("controller", tmp_path / "trace")
+    try:
+        scene.train()
+    finally:
+        trace.close_process()
+        for writer in scene.lanes.values():
+            writer.close()
+    merged = trace.merge_parts(tmp_path)
+    assert merged is not None
+    assert merged.lanes == 3
+    generating = intervals(tmp_path, "rollout-rank0", "generate_sequences")
+    training = intervals(tmp_path, "actor-rank0", "compute_log_prob")
+    assert len(training) == 4
+    assert any(a < d and c < b for a, b in generating for c, d in training)
+    assert len(intervals(tmp_path, "actor-rank0", "publish_weights")) == 5
+    (first, *_), waits = intervals(tmp_path, "controller", "step 1"), intervals(tmp_path, "controller", "gen")
+    assert len(waits) == 4
+    # A step's phases lie in it; a microsecond for rounding.
+    assert first[0] - 1 <= waits[0][0] <= waits[0][1] <= first[1] + 1

@@ -35,7 +35,7 @@ def test_wandb_offline_writes_below_the_runs_folder(tmp_path: Path, monkeypatch:
     tracker.log({"actor/lr": 0.25, "nothing": math.nan}, 0)
     tracker.log({"val-core/x/acc/mean@1": 0.5}, 0)
     tracker.log({"actor/lr": 0.125}, 1)
-    tracker.close()
+    tracker.close(failed=False)
     import wandb
 
     wandb.teardown()  # as at the end of a process: its service has written everything then

@@ -62,6 +62,8 @@ def spread(prefix: str, label: str) -> Line:
 
 
 MIB = 2.0**-20
+BESIDE_A_STEP = "(?:step|testing|save_checkpoint)$"
+"""Times that are no phase of a step: its whole, and what stands between two."""
 PHASES = "Time and throughput"
 LEARNING, OFF_POLICY, STORE = "Learning", "Off-policy samples", "Store and weights"
 
@@ -138,6 +140,13 @@ PANELS: tuple[Panel, ...] = (
         title="Responses cut at the limit",
         unit="share of samples",
         lines=(Line(metric="response_length/clip_ratio", label="cut"),),
+    ),
+    Panel(
+        key="judge",
+        section=LEARNING,
+        title="Answers that a judge failed on",
+        unit="samples per batch",
+        lines=(Line(metric="reward/(timeouts|errors)", label="{}"),),
     ),
     Panel(
         key="clip",
@@ -222,7 +231,7 @@ PANELS: tuple[Panel, ...] = (
         help="Wall time of each phase of a step. Phases may overlap: their sum may exceed the step (line).",
         lines=(
             Line(metric="timing_s/step", label="step"),
-            Line(metric="timing_s/((?!step$|testing$).*)", label="{}"),
+            Line(metric=f"timing_s/((?!{BESIDE_A_STEP}).*)", label="{}"),
         ),
         picture=True,
     ),
@@ -260,11 +269,14 @@ PANELS: tuple[Panel, ...] = (
         ),
     ),
     Panel(
-        key="testing",
+        key="between",
         section=PHASES,
-        title="Time of a validation",
+        title="Between two steps",
         unit="seconds",
-        lines=(Line(metric="timing_s/testing", label="validation", markers=True),),
+        lines=(
+            Line(metric="timing_s/testing", label="validation", markers=True),
+            Line(metric="timing_s/save_checkpoint", label="checkpoint", markers=True),
+        ),
     ),
     Panel(
         key="controller",
@@ -273,6 +285,16 @@ PANELS: tuple[Panel, ...] = (
         unit="share of the step",
         help="Wall time in which no call to a worker was under way.",
         lines=(Line(metric="perf/controller_share", label="share"),),
+    ),
+    Panel(
+        key="replicas",
+        section=PHASES,
+        title="Replicas",
+        unit="replicas",
+        lines=(
+            Line(metric="rollout/replicas_up", label="up"),
+            Line(metric="training/replica_restarts", label="restarts so far"),
+        ),
     ),
     Panel(
         key="staleness",

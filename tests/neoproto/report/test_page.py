@@ -75,6 +75,12 @@ def test_texts_of_a_run_are_never_markup(tmp_path: Path, where: str) -> None:
     assert found[where] == NASTY
 
 
+def test_data_cannot_end_its_element() -> None:
+    text = safe_json({NASTY: [NASTY]})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {NASTY: [NASTY]}
+
+
 def test_nothing_in_a_part_is_taken_for_a_place_of_another(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", answer="{{PROGRAM}}{{DATA}}")
     _, data = parsed(html_page([read_run(folder, "a")]))

@@ -167,7 +167,8 @@ def read_part(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     Raises:
         ValueError: another line is broken.
     """
-    openings, events = [], []
+    openings: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line:

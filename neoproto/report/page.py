@@ -18,7 +18,7 @@ from typing import Any
 from neoproto.report.panels import Panel, panels_of
 from neoproto.report.reading import RunData
 from neoproto.report.samples import sample_table
-from neoproto.report.series import Series, drawn, series_of
+from neoproto.report.series import Series, drawn, points_for, series_of
 from neoproto.report.summary import differences, figure_rows
 from neoproto.report.topology import placement_of
 
@@ -110,10 +110,10 @@ class Axes:
 
 def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, Any]:
     """A panel and its curves: run, line, axis, values, and a band's lower and upper edge."""
-    curves = []
+    curves, most = [], points_for(len(runs))
     for run_number, run in enumerate(runs):
         for line_number, line in enumerate(panel.lines):
-            series = series_of(run, line, panel.kind)
+            series = series_of(run, line, panel.kind, most)
             if series is None:
                 continue
             curve: dict[str, Any] = {"run": run_number, "line": line_number} | points(series, axes)
@@ -121,7 +121,7 @@ def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, A
             if edges and all(edges):
                 curve["band"] = [
                     points(edge, axes)
-                    for edge in (drawn(one, panel.kind, line.scale) for one in edges if one)
+                    for edge in (drawn(one, panel.kind, line.scale, most) for one in edges if one)
                     if edge is not None
                 ]
             curves.append(curve)
@@ -143,9 +143,9 @@ def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, A
 def metric_data(runs: Sequence[RunData], axes: Axes) -> dict[str, list[Any]]:
     """Every metric of every run, for the panel that shows any of them; null where a run lacks it."""
     names = sorted({name for run in runs for name in run.curves})
-    table = {}
+    table, most = {}, points_for(len(runs))
     for name in names:
-        found = [drawn(run.curves[name]) if name in run.curves else None for run in runs]
+        found = [drawn(run.curves[name], most=most) if name in run.curves else None for run in runs]
         if any(found):
             table[name] = [None if series is None else points(series, axes) for series in found]
     return table

@@ -12,6 +12,7 @@ from neoproto.report.reading import Curve, RunData
 
 MOST_POINTS = 600
 """Of one curve in the page: more cannot be told apart on a screen."""
+FEWEST_POINTS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,11 @@ def series_of(run: RunData, line: Line, kind: Kind, most: int = MOST_POINTS) -> 
     """
     curve = run.curves.get(line.metric)
     return None if curve is None else drawn(curve, kind, line.scale, most)
+
+
+def points_for(runs: int) -> int:
+    """So many points may a curve have on a page of so many runs: the page stays a few megabytes."""
+    return max(FEWEST_POINTS, min(MOST_POINTS, 3 * MOST_POINTS // runs))
 
 
 def drawn(curve: Curve, kind: Kind = "lines", scale: float = 1.0, most: int = MOST_POINTS) -> Series | None:

@@ -14,7 +14,10 @@ import yaml
 
 from neoproto.run.compose import compose
 
-NASTY = '</script ></script><!-- <script> <img src=x onerror="document.title=1"><b>bold</b> & "quoted" $x^2$ é 漢字'
+NASTY = (
+    '</script ></script><!-- <script> <img src=x onerror="document.title=1"><b>bold</b> & '
+    '"quoted" $x^2$ é 漢字'
+)
 """Text that a page must show, and not act on."""
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from neoproto.report.series import averaged, drawn, extremes, growth
+from neoproto.report.series import averaged, drawn, extremes, growth, points_for
 
 
 def test_a_short_curve_is_drawn_as_it_is() -> None:
@@ -50,6 +50,10 @@ def test_growth_is_per_step_and_a_reset_is_a_gap() -> None:
     assert {step: value for step, value in grown.items() if step != 5} == {2: 4.0, 4: 3.0, 6: 2.0}
     assert math.isnan(grown[5])
     assert drawn({1: 10.0}, "growth") is None
+
+
+def test_many_runs_have_fewer_points_each() -> None:
+    assert [points_for(runs) for runs in (1, 3, 4, 9, 100)] == [600, 600, 450, 200, 100]
 
 
 @pytest.mark.parametrize("length", [1, 2, 601, 602, 1199, 10_000])

@@ -19,6 +19,7 @@ from neoproto.report.series import drawn, series_of
 COLOURS = ("#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#0e7490", "#8a6d1d", "#64748b")
 STYLES = ("-", "--", ":", "-.")
 INCHES, DPI = (6.4, 3.6), 110
+MOST_COLUMNS = 3
 
 
 def write_pictures(runs: Sequence[RunData], folder: Path) -> list[Path]:
@@ -36,17 +37,21 @@ def write_pictures(runs: Sequence[RunData], folder: Path) -> list[Path]:
 
 def write_picture(panel: Panel, runs: Sequence[RunData], folder: Path) -> Path:
     """One panel as a PNG file."""
-    figure = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
+    columns = min(len(runs), MOST_COLUMNS) if panel.kind == "stacked" else 1
+    rows = -(-len(runs) // columns) if panel.kind == "stacked" else 1
+    width, height = INCHES
+    size = (width * (1 + columns) / 2, height * (1 + rows) / 2)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    cells = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
     if panel.kind == "stacked":
-        rows = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
-        for axes, run in zip(rows, runs, strict=True):
+        for axes, run in zip(cells, runs, strict=False):
             draw_stacked(axes, panel, run)
-            axes.set_xlabel(literal(run.name) if len(runs) > 1 else "step")
-        rows[0].set_ylabel(panel.unit)
+            axes.set(xlabel=literal(run.name) if len(runs) > 1 else "step", ylabel=panel.unit)
+        for axes in cells[len(runs) :]:
+            axes.set_axis_off()
     else:
-        axes = figure.subplots()
-        draw_lines(axes, panel, runs)
-        axes.set(xlabel="step", ylabel=panel.unit, yscale="log" if panel.log else "linear")
+        draw_lines(cells[0], panel, runs)
+        cells[0].set(xlabel="step", ylabel=panel.unit, yscale="log" if panel.log else "linear")
     figure.suptitle(panel.title, fontsize=11)
     path = folder / f"{panel.key}.png"
     figure.savefig(path, format="png")
@@ -84,7 +89,7 @@ def draw_lines(axes: Axes, panel: Panel, runs: Sequence[RunData]) -> None:
                 axes.fill_between(low.steps, low.values, high.values, color=colour, alpha=0.12, linewidth=0)
     axes.grid(alpha=0.3)
     if several or len(panel.lines) > 1:
-        axes.legend(fontsize=8, frameon=False)
+        axes.legend(fontsize=8 if len(axes.lines) <= 8 else 6, frameon=False, ncols=1 + len(axes.lines) // 9)
 
 
 def draw_stacked(axes: Axes, panel: Panel, run: RunData) -> None:

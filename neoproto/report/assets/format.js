@@ -2,7 +2,7 @@
 // Small helpers. Whatever comes from a run is put into the page by `textContent` alone, never as markup.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const RUN_COLOURS = ["#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#8a6d1d", "#0e7490", "#64748b"];
+const RUN_COLOURS = ["#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#8a6d1d", "#0e7490", "#64748b", "#d64545", "#4d7c0f", "#a16207", "#c084fc"];
 const LINE_COLOURS = ["#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#0e7490", "#8a6d1d", "#64748b", "#d64545", "#4d7c0f"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
 const runColour = (run) => RUN_COLOURS[run % RUN_COLOURS.length];

@@ -28,6 +28,11 @@ def test_one_run_and_strange_names(tmp_path: Path) -> None:
     assert write_pictures(read_runs([folder]), tmp_path / "p")
 
 
+def test_many_runs_fit(tmp_path: Path) -> None:
+    runs = read_runs([write_run(tmp_path / f"run{number}", steps=2) for number in range(7)])
+    assert len(write_pictures(runs, tmp_path / "p")) > 10
+
+
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file: cannot be written to"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,16 @@ class Call:
         return self.args[0].materialize([name])[name]
 
 
+class Answer:
+    """A call under way. Whoever waits may be cancelled before it begins; a coroutine would complain then."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._make = make
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._make().__await__()
+
+
 class FakeGroup:
     """A group whose methods are the functions given; each may be plain or async."""
 
@@ -72,7 +82,7 @@ class FakeGroup:
             if isinstance(value, DataProto):
                 call.columns, call.meta = frozenset(value.columns), dict(value.meta_info)
         self._calls.append(call)
-        return self._answer(self.methods[method], sent)
+        return Answer(lambda: self._answer(self.methods[method], sent))
 
     @staticmethod
     async def _answer(method: Callable[..., Any], args: tuple[Any, ...]) -> Any:

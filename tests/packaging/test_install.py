@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.neoproto.report.runs import write_run
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("neoproto", "meshes", "actors", "configs")
 
@@ -55,7 +57,7 @@ def test_the_wheel_has_every_module_and_configuration_and_nothing_else(installed
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".yaml"}
+        if path.suffix in {".py", ".yaml"} or path.parent.name == "assets"
     }
     metadata = next(installed.glob("neoproto-*.dist-info"))
     got = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
@@ -72,6 +74,11 @@ def test_every_shipped_configuration_composes_from_another_folder(installed: Pat
     )
     where = python(installed, tmp_path, "-c", code).split()
     assert [Path(path).is_relative_to(installed) for path in where] == [True, True]
+
+
+def test_a_report_is_written_from_another_folder(installed: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    assert "report.html" in python(installed, tmp_path, "-m", "neoproto.report", "run")
 
 
 def test_the_command_answers_from_another_folder(installed: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class RunData:
         curves: by metric name; `step` and `time` of the file are not among them.
         seconds: step -> when its line was written, in seconds since the first line.
         samples: validation answers, in the order of their steps.
-        complete: the model was written, which is the last thing a run does.
+        complete: it trained to its end and wrote the model.
         notes: what a reader should know of the folder (killed, no samples …).
     """
 
@@ -95,7 +95,6 @@ def read_run(folder: Path, name: str) -> RunData:
     config = read_config(folder / "config.yaml")
     notes: list[str] = []
     curves, seconds = read_metrics(folder / "metrics.jsonl", notes)
-    complete = (folder / "model" / "config.json").is_file()
     samples = read_samples(folder / "validation", notes)
     if not samples and any(name.startswith("val-") for name in curves):
         notes.append("validation/ has no samples, although the run validated")
@@ -106,7 +105,7 @@ def read_run(folder: Path, name: str) -> RunData:
         curves=curves,
         seconds=seconds,
         samples=samples,
-        complete=complete,
+        complete=is_complete(folder, config, max(seconds, default=0)),
         notes=tuple(notes),
     )
 
@@ -122,6 +121,14 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(
             f"{folder}: not the folder of a run that trains: it has no {' and no '.join(missing)}"
         )
+
+
+def is_complete(folder: Path, config: Mapping[str, Any], last_step: int) -> bool:
+    """Whether the model was written, and no step is missing: a run that trains on still has an older model."""
+    trainer = config.get("trainer")
+    wanted = trainer.get("total_training_steps") if isinstance(trainer, dict) else None
+    missing = isinstance(wanted, int) and last_step < wanted
+    return (folder / "model" / "config.json").is_file() and not missing
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:

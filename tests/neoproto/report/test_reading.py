@@ -44,6 +44,18 @@ def test_of_a_killed_run_the_cut_line_is_left_out_and_said(tmp_path: Path) -> No
     assert not run.complete
 
 
+def test_a_run_that_trains_on_is_not_complete(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    assert read_run(folder, "a").complete
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("total_training_steps: 6", "total_training_steps: 7"))
+    assert not read_run(folder, "a").complete
+    (folder / "config.yaml").write_text(
+        config.replace("total_training_steps: 6", "total_training_steps: null")
+    )
+    assert read_run(folder, "a").complete
+
+
 def test_a_step_that_was_logged_twice_counts_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", steps=3)
     with (folder / "metrics.jsonl").open("a") as file:

@@ -124,7 +124,7 @@ def check_folder(folder: Path) -> None:
 
 
 def is_complete(folder: Path, config: Mapping[str, Any], last_step: int) -> bool:
-    """Whether the model was written, and no step is missing: a run that trains on still has an older model."""
+    """Whether the model was written and no step is missing: a run that trains on still has an older model."""
     trainer = config.get("trainer")
     wanted = trainer.get("total_training_steps") if isinstance(trainer, dict) else None
     missing = isinstance(wanted, int) and last_step < wanted

@@ -119,7 +119,7 @@ function layout(panel, log, traces) {
     font: { family: "system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif", size: 12, color: "#1f2933" },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     hovermode: "x unified", hoverlabel: { font: { size: 12 }, namelength: 40 },
-    showlegend: legend, legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.22, yanchor: "top", font: { size: 11 } },
+    showlegend: legend, legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.3, yanchor: "top", font: { size: 11 } },
     barmode: "stack", bargap: 0.12,
     xaxis: { ...axis, title: { text: VIEW.time ? "minutes since the first line" : "step", font: { size: 11 }, standoff: 4 } },
     yaxis: { ...axis, ...(log ? logTicks(traces) : { tickmode: "auto" }), title: { text: plain(panel.unit), font: { size: 11 }, standoff: 6 }, type: log ? "log" : "linear",

@@ -153,7 +153,7 @@ class World:
         scores = torch.zeros(mask.shape)
         scores[torch.arange(rows), mask.sum(1) - 1] = torch.tensor([float(score) for score in wanted])
         return DataProto.from_dict(
-            tensors={"token_level_scores": scores},
+            tensors={"token_level_scores": scores, "reward_failed": torch.zeros(rows, dtype=torch.int8)},
             non_tensors={"acc": np.array([float(score) for score in wanted], dtype=object)},
         )
 

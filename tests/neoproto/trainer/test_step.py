@@ -23,7 +23,7 @@ from tests.neoproto.trainer.fakes import GENERATED, FakeGroup, World, prompt_bat
 pytestmark = pytest.mark.usefixtures("store")
 
 TIMEOUTS = {"generate": 1.0, "reward": 2.0, "log_prob": 3.0, "values": 4.0, "update": 5.0}
-SCORED, SCORES = {"token_level_scores", "acc"}, {"old_log_probs", "entropys"}
+SCORED, SCORES = {"token_level_scores", "acc", "reward_failed"}, {"old_log_probs", "entropys"}
 
 
 def configured(**algorithm: Any) -> RunConfig:

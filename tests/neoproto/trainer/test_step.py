@@ -473,6 +473,6 @@ def test_the_controller_reads_numbers_and_no_token_ids(store: MemoryStore) -> No
     columns = batch.columns
     read = [
         "response_mask", "attention_mask", "truncated", "token_level_scores", "rollout_log_probs",
-        "old_log_probs", "uid", "values", "bootstrap_values",
+        "old_log_probs", "uid", "values", "bootstrap_values", "reward_failed",
     ]  # fmt: skip
     assert store.bytes_out - before == sum(ref.info.nbytes for name in read for ref in columns[name].refs)

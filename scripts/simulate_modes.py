@@ -288,7 +288,8 @@ def run_config(setup: Setup) -> RunConfig:
         }
     return load_config(
         {
-            "data": {"train_batch_size": setup.prompts},
+            # The task is not asked for anything; its size only has to be enough for a batch.
+            "data": {"train_batch_size": setup.prompts, "task": {"size": setup.prompts}},
             "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": setup.prompts}},
             "algorithm": {"adv_estimator": "reinforce_plus_plus"},
             "trainer": trainer,

@@ -28,6 +28,7 @@ examples:
   python -m neoproto.run --config-name ppo_monarch data=files data.train_files=a.jsonl data.val_files=b.jsonl
   python -m neoproto.run --config-dir my_configs --config-name my_ppo
   python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)
+  python -m neoproto.run --config-name ppo_monarch dry_run=true     (check it, print placement and memory)
 
 A run writes its configuration, metrics, validation samples, worker logs and the trained model to its folder,
 outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another.
@@ -92,9 +93,12 @@ def execute(options: argparse.Namespace) -> int:
 
     config = load_config(mapping)
     check_stack()
-    from neoproto.run.session import run
+    from neoproto.run.session import dry_run, run
 
-    run(config)
+    if config.dry_run:
+        dry_run(config)
+    else:
+        run(config)
     return 0
 
 

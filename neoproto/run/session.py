@@ -19,6 +19,7 @@ from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import make_run_folder, open_run_log
+from neoproto.run.plan import show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
@@ -41,15 +42,32 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
         NeoProtoError, or a worker's own exception: the run failed; everything has been closed.
     """
     console = console or RunConsole(quiet="console" not in config.trainer.logger)
-    placement = place(config)
-    device = next(model.device_type for model in placement.models if model.worker == "rollout")
-    prepared = prepare(config, device, console.stage)
+    placement, prepared = prepared_run(config, console)
     folder = make_run_folder(config)
     open_run_log(folder / "run.log")
     console.say(f"run folder: {folder}")
     for note in prepared.notes:
         console.say(f"note: {note}")
     return RunSession(prepared, placement, folder, console).train()
+
+
+def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
+    """Check everything that `run` would, and print what it would do.
+
+    Raises:
+        ConfigError: an input is wrong.
+    """
+    console = console or RunConsole()
+    placement, prepared = prepared_run(config, console)
+    recipes(prepared, placement)
+    show_plan(prepared, placement, console)
+
+
+def prepared_run(config: RunConfig, console: RunConsole) -> tuple[Placement, PreparedRun]:
+    """Everything that is checked before a run folder is made."""
+    placement = place(config)
+    device = next(model.device_type for model in placement.models if model.worker == "rollout")
+    return placement, prepare(config, device, console.stage)
 
 
 def place(config: RunConfig) -> Placement:

@@ -25,7 +25,7 @@ from neoproto.runtime.group import (
 )
 from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
 from neoproto.runtime.members import Members
-from neoproto.runtime.placement import Block, DeviceType, Placement
+from neoproto.runtime.placement import Block, DeviceType, Placement, placement_table
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.run import Run
@@ -259,35 +259,7 @@ class Runtime(Run):
 
     def placement_table(self) -> Table:
         """Where every model of the topology runs."""
-        from rich.table import Table
-
-        table = Table(title="Topology")
-        columns = (
-            "model",
-            "worker",
-            "cluster",
-            "pool",
-            "nodes",
-            "devices",
-            "ranks",
-            "device",
-            "colocated with",
-        )
-        for column in columns:
-            table.add_column(column)
-        for row in () if self._placement is None else self._placement.placement_rows():
-            table.add_row(
-                row.model,
-                row.worker,
-                row.cluster,
-                row.pool,
-                row.nodes,
-                row.devices,
-                str(row.ranks),
-                row.device_type,
-                row.colocated_with,
-            )
-        return table
+        return placement_table(self._placement)
 
     def print_placement(self, console: Console) -> None:
         """Print `placement_table`."""

@@ -382,7 +382,7 @@ def _state(path: Path) -> dict[str, Any]:
         state = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") != FORMAT or not {"updates", "rng"} <= state.keys():
         raise ConfigError(f"{path} is not a file of a checkpoint ({FORMAT!r})")
     return state
 

@@ -175,10 +175,11 @@ class _Writing:
             self._written.set_exception(error)
 
     def wait(self, timeout: float) -> None:
-        """Until it is over. Raises what it raised, unless `result` has."""
+        """Until it is over. Raises what it raised, unless that has been raised to somebody."""
         if concurrent.futures.wait([self._written], None if timeout == math.inf else timeout).not_done:
             raise TimeoutError(f"the last checkpoint is still being written after {timeout:.1f} s")
         if not self._asked:
+            self._asked = True
             self._written.result()
 
     async def result(self) -> dict[str, str]:

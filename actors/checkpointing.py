@@ -31,7 +31,7 @@ from neoproto.weights.peers import together
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from actors.checkpoint_files import Stored
+    from actors.checkpoint_reading import Stored
 
 
 _NICER = 10
@@ -119,7 +119,7 @@ class Checkpointer:
             ConfigError: a file is missing or damaged; nothing was changed.
             WeightMismatch: it is of another model; says what differs; nothing was changed.
         """
-        from actors.checkpoint_files import open_checkpoint, read_checkpoint
+        from actors.checkpoint_reading import open_checkpoint, read_checkpoint
 
         model, optimizer = self._model, self._loop.optimizer
         stored: Stored | None = None

@@ -4,8 +4,8 @@
     rank-00000-of-00002.json           rank 0's other state
 
 torch's own HuggingFaceStorageWriter makes another copy of a rank's state in memory and knows no checksums;
-its reader does not notice that a piece in the middle is missing. The headers are in its form all the same (`DCP_SHARDING_INFO`), so
-that its reader, and any reader of safetensors, opens these files.
+its reader does not notice that a piece in the middle is missing. The headers are in its form all the same
+(`DCP_SHARDING_INFO`), so that its reader, and any reader of safetensors, opens these files.
 """
 
 from __future__ import annotations

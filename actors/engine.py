@@ -408,10 +408,8 @@ class EngineThread:
     def _refuse_if_ended(self) -> None:
         cause = self._failure
         if cause is not None:
-            hopeless = isinstance(cause, WeightMismatch | RolloutError) and not isinstance(
-                cause, EngineFailed
-            )
-            kind = RolloutError if hopeless else EngineFailed
+            same_again = isinstance(cause, WeightMismatch | RolloutError)  # another engine would do the same
+            kind = RolloutError if same_again and not isinstance(cause, EngineFailed) else EngineFailed
             raise kind(f"the rollout engine has failed: {type(cause).__name__}: {cause}") from cause
         if self._closed:
             raise EngineFailed("the rollout engine has been closed")

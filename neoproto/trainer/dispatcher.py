@@ -103,8 +103,8 @@ class Dispatcher:
 
         Consumes: pending prompts. Waits for: prompts, replicas that serve their versions, answers. Produces:
         chunks for the replay buffer. Unblocked by: a change in the queue, an answer (which is one), the next
-        look at what replicas serve. When a replica fails, its prompts are given back; ends with the cause when
-        a call fails for any other reason, its prompts given back too.
+        look at what replicas serve. The prompts of a failed call are given back; one that failed for another
+        reason than its replica's failure ends this with its cause.
         """
         now = asyncio.get_running_loop().time
         try:

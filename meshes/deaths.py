@@ -138,7 +138,7 @@ class DeathWatch:
                 self._look_for_stopped(min(since, 2 * LOOK_S))
 
     def _look_for_stopped(self, seconds: float) -> None:
-        """Count the seconds since the last look for processes that are stopped; kill where they are too many."""
+        """Count the seconds since the last look for processes that are stopped, and kill in the end."""
         with self._lock:
             for one in self._watched.values():
                 if one.give_up_at is not None or one.cause is not None:

@@ -170,7 +170,7 @@ class RunSession:
         return by_role, [future.result() for future in replicas]
 
     def _attached(self, groups: Mapping[str, WorkerGroup], replicas: ReplicaSet) -> Workers:
-        """Tell the policy, which publishes weights, where the registry is; replicas are told as they start."""
+        """Tell the policy, which publishes weights, where the registry is; replicas learn it later."""
         limit = self._config.trainer.timeouts.weights
         groups["actor"].submit("attach_registry", (groups[REGISTRY],), timeout=limit).result()
         return Workers(

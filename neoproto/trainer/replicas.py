@@ -103,9 +103,8 @@ class Replica:
 
     def failed(self) -> ReplicaFailed:
         """The failure to raise where it is not up."""
-        failure = ReplicaFailed(
-            self.name, "is starting" if self.failure is None else first_line(self.failure)
-        )
+        reason = "it is not up yet" if self.failure is None else first_line(self.failure)
+        failure = ReplicaFailed(self.name, reason)
         failure.__cause__ = self.failure
         return failure
 

@@ -1,7 +1,7 @@
 """Rollout processes inside the test's own, for the tests of replicas and of who keeps them alive.
 
-A process answers calls as a worker group of one does, serves what it has loaded under its own name, and can be
-made to die, to hang, or to fail in one method. The registry is the real one.
+A process answers calls as a worker group of one does, serves what it has loaded under its own name, and can
+be made to die, to hang, or to fail in one method. The registry is the real one.
 """
 
 from __future__ import annotations

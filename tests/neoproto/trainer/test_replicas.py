@@ -204,7 +204,7 @@ def test_a_replica_that_is_down_is_neither_waited_for_nor_called() -> None:
         await cluster.bring_up()
         cluster.processes[1].die()
         await cluster.until(lambda: not cluster.set.replicas[1].up)
-        with pytest.raises(ReplicaFailed, match="rollout-1 failed: worker .* died: signal 9"):
+        with pytest.raises(ReplicaFailed, match=r"rollout-1 failed: worker .* died: signal 9"):
             await cluster.set.replicas[1].generate(prompts(1), 1.0)
         await cluster.processes[0].serve(await cluster.publish(1))
         assert await cluster.set.wait_serving(["rollout-0", "rollout-1"], version(1), 1.0)

@@ -43,7 +43,7 @@ class Process:
         self.death: WorkerDied | None = None
         self.closed = False
         self.uids: list[str] = []
-        self.running: set[asyncio.Task[Any]] = set()
+        self.running: dict[asyncio.Future[Any], str] = {}
 
     def submit(
         self,
@@ -51,14 +51,29 @@ class Process:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> asyncio.Task[Any]:
+    ) -> asyncio.Future[Any]:
         if self.death is not None:
             raise self.death
         self.methods_called.append(method)
-        task = asyncio.get_running_loop().create_task(self._run(method, args, timeout))
-        self.running.add(task)
-        task.add_done_callback(self.running.discard)
-        return task
+        loop = asyncio.get_running_loop()
+        call, work = loop.create_future(), loop.create_task(self._run(method, args, timeout))
+        self.running[call] = method
+
+        def worked(_: asyncio.Task[Any]) -> None:
+            if call.done() or work.cancelled():
+                return
+            if (error := work.exception()) is not None:
+                call.set_exception(error)
+            else:
+                call.set_result(work.result())
+
+        def ended(_: asyncio.Future[Any]) -> None:
+            self.running.pop(call, None)
+            work.cancel()
+
+        work.add_done_callback(worked)
+        call.add_done_callback(ended)
+        return call
 
     def close(self, drain_s: float) -> None:
         self.closed = True
@@ -66,8 +81,9 @@ class Process:
     def die(self) -> None:
         """As by a signal: what runs there ends with the death."""
         self.death = WorkerDied(self.name, 0, "here", SIGKILL)
-        for task in list(self.running):
-            task.cancel()
+        for call in list(self.running):
+            if not call.done():
+                call.set_exception(self.death)
 
     async def _run(self, method: str, args: Sequence[Any], timeout: float | None) -> Any:
         try:
@@ -79,10 +95,6 @@ class Process:
                 return await getattr(self, method)(*args)
         except TimeoutError as error:
             raise DeadlineExceeded(method, self.name, [0], timeout or 0.0) from error
-        except asyncio.CancelledError:
-            if self.death is not None:
-                raise self.death from None
-            raise
 
     async def ping(self) -> None: ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from neoproto.data import DataProto
@@ -20,6 +20,19 @@ from neoproto.weights import LocalRegistry, Manifest, WeightVersion
 from tests.neoproto.trainer.replay import answers, version
 
 SIGKILL = "signal 9 (SIGKILL)"
+
+
+class FakeCall:
+    """Goes on when nobody awaits it any more, as a `RemoteCall` does, unless it is cancelled."""
+
+    def __init__(self, ended: asyncio.Future[Any]) -> None:
+        self._ended = ended
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.shield(self._ended).__await__()
+
+    def cancel(self) -> None:
+        self._ended.cancel()
 
 
 class Process:
@@ -51,7 +64,7 @@ class Process:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> asyncio.Future[Any]:
+    ) -> FakeCall:
         if self.death is not None:
             raise self.death
         self.methods_called.append(method)
@@ -73,7 +86,7 @@ class Process:
 
         work.add_done_callback(worked)
         call.add_done_callback(ended)
-        return call
+        return FakeCall(call)
 
     def close(self, drain_s: float) -> None:
         self.closed = True

@@ -74,7 +74,7 @@ def check_ended(command: Command, killed: float, said: str) -> None:
 def test_training_goes_on_while_one_of_two_replicas_is_replaced(start: Start) -> None:
     """Steps go on on the other; the successor takes its share afterwards."""
     two = "actor_rollout_ref.rollout.n_gpus_per_node=2"
-    command = start("+smoke=tiny", DECOUPLED, two, "trainer.total_training_steps=80")
+    command = start("+smoke=tiny", DECOUPLED, two, "trainer.total_training_steps=120")
     send(command, "rollout-1", signal.SIGKILL)
     done = check_replaced(command, "rollout-1", r"signal 9 \(SIGKILL\)")
     assert [row for row in done.steps if row["rollout/replicas_up"] == 1.0]

@@ -30,8 +30,11 @@ class SlowRuntime:
     def placement_table(self) -> Table:
         return Table()
 
-    def model_resource_pool(self, name: str) -> str:
-        return name
+    def model_resource_pool(self, name: str) -> SlowRuntime:
+        return self
+
+    def view(self, *, start: int, size: int) -> str:
+        return f"[{start}:{start + size}]"
 
     def create_resource_pool(self, **_: Any) -> str:
         return "pool"

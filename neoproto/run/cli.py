@@ -9,7 +9,7 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from neoproto.config import CONFIG_NAMES
@@ -59,8 +59,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parser().parse_intermixed_args(argv)
+    return guarded(lambda: execute(options))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command; what it raises becomes a line on stderr and the code that goes with it."""
     try:
-        return execute(options)
+        return command()
     except ConfigError as error:
         return complain(listed(error), 2)
     except StackError as error:

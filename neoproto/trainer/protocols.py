@@ -57,6 +57,16 @@ class OwnedGroup(Group, Protocol):
         ...
 
 
+class Samplers(Protocol):
+    """Who answers prompts, and who judges the answers."""
+
+    @property
+    def rollout(self) -> Callee: ...
+
+    @property
+    def reward(self) -> Callee: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workers:
     """The groups of one run. `critic` and `reference` exist when the algorithm needs them.

@@ -13,7 +13,7 @@ import numpy as np
 from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
 from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.protocols import Workers
+from neoproto.trainer.protocols import Samplers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class ValidationSample:
 
 
 async def validate(
-    workers: Workers,
+    workers: Samplers,
     batches: Iterable[DataProto],
     passes: Sequence[ValidationPass],
     *,

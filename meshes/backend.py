@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,7 @@ class MonarchBackend:
         self._hook: FaultHook | None = None
         self._groups: dict[str, MonarchGroup] = {}
         self._store: GlobalStore | None = None
+        self._store_processes: Mapping[str, Sequence[ProcessInfo]] = {}
         self._tmp_dir = ""
         self._closing: Future[None] = Future()
 
@@ -104,9 +105,15 @@ class MonarchBackend:
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
         client = self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
-        for number, pid in enumerate(self._store.processes(options.run_id)):
-            deaths.watch(STORE_KEY, number, pid)
+        self._store_processes = self._store.processes(options.run_id)
+        everybody = [info for some in self._store_processes.values() for info in some]
+        for number, info in enumerate(everybody):
+            deaths.watch(STORE_KEY, number, info.pid)
         return client
+
+    def store_processes(self) -> Mapping[str, Sequence[ProcessInfo]]:
+        """The store's processes on this machine."""
+        return self._store_processes
 
     def close_store(self, timeout_s: float) -> None:
         """Close the global store."""

@@ -153,6 +153,10 @@ class RuntimeBackend(Protocol):
         """Start the run's one global store, and return this process's client of it."""
         ...
 
+    def store_processes(self) -> Mapping[str, Sequence[ProcessInfo]]:
+        """The store's processes on this machine, by what they are: "store-volume", "store-index"."""
+        ...
+
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> ProcessGroup:
         """Start processes, each with a container that waits for its `INIT` call and has a store client.
 

@@ -27,6 +27,7 @@ from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink
 from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block, DeviceType, Placement
 from neoproto.runtime.pool import ResourcePool
+from neoproto.runtime.processes import ProcessFile
 from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.run import Run
 from neoproto.runtime.settings import RuntimeSettings
@@ -62,6 +63,7 @@ class Runtime(Run):
         self._settings = settings
         self._center = CallCenter()
         self._members: dict[str, Members] = {}
+        self._processes: ProcessFile | None = None
         self._owners: dict[str, Origin] = {}
         self._names: set[str] = set()
         self._names_lock = threading.Lock()
@@ -116,6 +118,7 @@ class Runtime(Run):
         settings = self._settings
         self._signals.install()
         (settings.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        self._processes = ProcessFile(settings.run_dir)
         placement = self._placement
         clusters = {} if placement is None else {one.name: one.nnodes for one in placement.clusters}
         ranks_per_host = 1 if placement is None else placement.clusters[0].devices_per_node
@@ -130,6 +133,8 @@ class Runtime(Run):
         self._reaper.start()
         atexit.register(self.close)
         self._backend.start_store()
+        for group, processes in self._backend.store_processes().items():
+            self._processes.add(group, processes)
 
     def create_resource_pool(
         self,
@@ -254,6 +259,8 @@ class Runtime(Run):
         if owner is not None:
             self._owners[key] = owner
         self._members[key] = members
+        if self._processes is not None:
+            self._processes.add(name, processes.processes)
         processes.watch()
         return members
 
@@ -323,6 +330,8 @@ class Runtime(Run):
                     lambda: self._backend.close(RELEASE_S),
                 ):
                     _attempt(step)
+                if self._processes is not None:
+                    self._processes.clear()
             finally:
                 self._signals.restore()
                 atexit.unregister(self.close)
@@ -357,6 +366,8 @@ class Runtime(Run):
             return
         members.mark_dead(rank, cause)
         self._center.on_death(members, rank)
+        if self._processes is not None:
+            self._processes.remove(members.name, rank)
         for child in self._children_of(key, rank):
             self._reaper.enqueue(child)
 
@@ -381,8 +392,10 @@ class Runtime(Run):
         ]
 
     def _forget(self, key: str) -> None:
-        self._members.pop(key, None)
+        members = self._members.pop(key, None)
         self._owners.pop(key, None)
+        if members is not None and self._processes is not None:
+            self._processes.remove(members.name)
 
     # What workers ask for, see gateway.py
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -70,6 +71,35 @@ def test_a_group_calls_its_ranks_in_every_way(runtime: Runtime, tmp_path: Path) 
         group.submit("nothing")
     with pytest.raises(ValueError, match="one entry per rank"):
         group.own([1, 2, 3])
+
+
+def test_the_run_folder_says_which_processes_there_are(runtime: Runtime, tmp_path: Path) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
+    )
+
+    def listed() -> dict[tuple[str, int], int]:
+        rows = json.loads((tmp_path / "processes.json").read_text())
+        return {(row["group"], row["rank"]): row["pid"] for row in rows}
+
+    found = listed()
+    workers = {("probe", one["rank"]): one["pid"] for one in group.whoami()}
+    store = {("store-volume", 0), ("store-index", 0)}
+    assert found.keys() == {("controller", 0), *store, *workers}
+    assert found["controller", 0] == os.getpid()
+    assert {name: found[name] for name in workers} == workers
+    assert {found[name] for name in store} < set(marked_processes(runtime.run_id))
+    os.kill(workers["probe", 1], signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        group.add(1)
+    until = time.monotonic() + 5.0
+    while ("probe", 1) in listed() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert listed().keys() == {("controller", 0), *store, ("probe", 0)}
+    group.close()
+    assert listed().keys() == {("controller", 0), *store}
+    runtime.close()
+    assert listed() == {}
 
 
 def test_every_way_of_dispatch_on_processes(runtime: Runtime) -> None:

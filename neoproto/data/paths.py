@@ -1,7 +1,9 @@
-"""Paths that a person typed."""
+"""Paths that a person typed, and files that cannot be written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from neoproto.errors import ConfigError
@@ -21,3 +23,13 @@ def user_path(text: str | Path, *, field: str) -> Path:
     except RuntimeError:
         who = Path(text).parts[0]
         raise ConfigError(f"{field}: {text}: no home folder is known for {who}") from None
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Have an `OSError` of the block name the file: one of writing, unlike one of opening, does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.runtime.logfile import LogFileHandler
 
 
 def make_run_folder(config: RunConfig) -> Path:
@@ -51,7 +52,7 @@ def write_config(path: Path, config: RunConfig) -> None:
 
 def open_run_log(path: Path) -> None:
     """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = LogFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("neoproto")
     root.addHandler(handler)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,16 +21,16 @@ from tests.chaos.plan import KINDS, MODES, draw
 from tests.chaos.verdict import CAUSE_S, GONE_S, OPEN, PASSED
 
 EPILOG = f"""\
-Each run is `python -m neoproto.run --config-name ppo_monarch +smoke=tiny` in a fresh process, with one fault at
-a moment drawn by the seed: the same seed, runs, modes and kinds give the same faults at the same moments.
+Each run is `python -m neoproto.run --config-name ppo_monarch +smoke=tiny` in a fresh process, with one fault
+at a moment drawn by the seed: the same seed, runs, modes and kinds give the same faults and moments again.
 
 kinds: {", ".join(KINDS)}
 
 verdicts:
   survived              it went on to its end
   ended with its cause  at most {CAUSE_S:.0f} s after the fault, with one line that names the cause
-  HANG                  it printed nothing for --quiet seconds, and was ended from outside
-  LEFTOVER              {GONE_S:.0f} s after its end there were processes, shared memory, sockets or files of it
+  HANG                  it printed nothing for --quiet seconds after the fault, and was ended from outside
+  LEFTOVER              {GONE_S:.0f} s after its end there are processes, shared memory, sockets, files of it
   WRONG VERSION         it trained on samples of weights that the mode does not allow
   LATE                  it ended with its cause, but later than that
   UNCLEAR               the exit code is another one, or its last line does not name the cause
@@ -58,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write all results there as well")
     arguments.add_argument("--keep", type=Path, metavar="DIR", help="keep the folders of all runs there")
     arguments.add_argument(
-        "--quiet", type=float, default=QUIET_S, help="seconds without a line that are a hang (%(default)s)"
+        "--quiet", type=float, default=QUIET_S, help="seconds without a line that are a hang (%(default)g)"
     )
     arguments.add_argument("overrides", nargs="*", metavar="key=value", help="given to every run")
     return arguments
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the series; returns the exit code."""
     options = parser().parse_intermixed_args(argv)
+    signal.signal(signal.SIGTERM, leave)  # the run that goes on must not be left behind
     if options.runs < 1:
         parser().error(f"--runs is at least 1, got {options.runs}")
     plans = draw(options.runs, options.seed, options.mode or MODES, options.kind)
@@ -88,6 +90,8 @@ def main(argv: Sequence[str]) -> int:
             console.print(line(result), markup=False)
             if options.json is not None:  # after every run: a series that is cut short is not lost
                 options.json.write_text(json.dumps(as_json(options.seed, results), indent=1) + "\n")
+    except KeyboardInterrupt:
+        return 130
     finally:
         console.print(table(results))
         if not any(folder.iterdir()):
@@ -96,6 +100,11 @@ def main(argv: Sequence[str]) -> int:
             console.print(f"folders: {folder}", markup=False)
     console.print(summary(results), markup=False)
     return exit_code(results)
+
+
+def leave(signum: int, _: object) -> NoReturn:
+    """Leave by a signal the way an exception does."""
+    raise SystemExit(128 + signum)
 
 
 def exit_code(results: Sequence[Result]) -> int:

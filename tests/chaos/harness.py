@@ -19,10 +19,10 @@ import yaml
 from tests.chaos import faults
 from tests.chaos.plan import KINDS, STEPS, Action, Plan
 from tests.chaos.verdict import GONE_S, PASSED, Seen, Verdict, judge
-from tests.e2e.command import Command
+from tests.e2e.command import LIMIT_S, Command
 
 QUIET_S = 120.0
-"""A run that has not printed a line for so long hangs."""
+"""A run that has not printed a line for so long after its fault hangs."""
 POLL_S = 0.05
 WORDS = ("--config-name", "ppo_monarch", "+smoke=tiny", f"trainer.total_training_steps={STEPS}")
 FIRST_SIGN = "starting hosts and store"
@@ -135,13 +135,13 @@ class ChaosRun:
         kind, plan = self._kind, self._plan
         self.command.look()
         if kind.action is Action.FILL:
-            self._struck = time.monotonic()
+            self._struck = self._said_at = time.monotonic()
             written = faults.fill(self._views[0].path)
             self.fault = f"{kind.mount} filled with {written >> 20} MiB"
             return
         group, rank, pid = faults.choose(plan, faults.targets(kind, self._run_folder))
         what = kind.signal or f"{plan.pause_s:.1f} s of SIGSTOP"
-        self._struck = time.monotonic()
+        self._struck = self._said_at = time.monotonic()
         try:
             faults.strike(pid, kind, plan.pause_s)
         except ProcessLookupError:
@@ -159,13 +159,14 @@ class ChaosRun:
         """Wait a moment; whether the run lives and has said something not long ago."""
         now = time.monotonic()
         said = sum((self.command.cwd / name).stat().st_size for name in ("stdout", "stderr"))
-        if said != self._said or (self._struck or 0.0) > self._said_at:
+        if said != self._said:
             self._said, self._said_at = said, now
         if now > self._looked_at + 1.0:
             self.command.look()
             self._looked_at = now
         time.sleep(POLL_S)
-        return self.command.process.poll() is None and now - self._said_at < self._quiet_s
+        limit = LIMIT_S if self._struck is None else self._quiet_s
+        return self.command.process.poll() is None and now - self._said_at < limit
 
     def _seen(self, code: int | None, seconds: float | None, left: Sequence[str]) -> Seen:
         errors = self.command.errors

@@ -134,7 +134,7 @@ class Plan:
 def draw(
     runs: int, seed: int, modes: Sequence[str] = MODES, kinds: Sequence[str] | None = None
 ) -> list[Plan]:
-    """The plans of a series: every kind before any comes again, and then in another mode; the seed draws the rest.
+    """The plans of a series: every kind before one comes again, and then in another mode.
 
     Raises:
         ValueError: an unknown mode or kind.

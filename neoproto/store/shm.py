@@ -141,7 +141,7 @@ def _is_at(fd: int, path: str) -> bool:
 class Table:
     """The words of one volume, shared by every process of the host that uses it.
 
-    A page of it without memory must not be touched while /dev/shm is full: that would end the process (SIGBUS).
+    A page of it without memory must not be touched while /dev/shm is full: SIGBUS would end the process.
     So the volume, which made the table, allocates words before it hands out their slots.
     """
 

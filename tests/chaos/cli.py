@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tests.chaos.harness import QUIET_S, Result, play
 from tests.chaos.plan import KINDS, MODES, draw
 from tests.chaos.verdict import CAUSE_S, GONE_S, OPEN, PASSED
 
+PLAIN_WIDTH = 200
 EPILOG = f"""\
 Each run is `python -m neoproto.run --config-name ppo_monarch +smoke=tiny` in a fresh process, with one fault
 at a moment drawn by the seed: the same seed, runs, modes and kinds give the same faults and moments again.
@@ -68,14 +70,15 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the series; returns the exit code."""
     options = parser().parse_intermixed_args(argv)
-    signal.signal(signal.SIGTERM, leave)  # the run that goes on must not be left behind
     if options.runs < 1:
         parser().error(f"--runs is at least 1, got {options.runs}")
     plans = draw(options.runs, options.seed, options.mode or MODES, options.kind)
     folder = options.keep or Path(tempfile.mkdtemp(prefix="neoproto-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(highlight=False, soft_wrap=True, width=width)
     results: list[Result] = []
+    before = signal.signal(signal.SIGTERM, leave)  # the run that goes on must not be left behind
     try:
         for plan in plans:
             name = f"{options.seed}-{plan.index:03d}-{plan.mode}-{plan.kind}"
@@ -93,6 +96,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
+        signal.signal(signal.SIGTERM, before)
         console.print(table(results))
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -31,5 +31,6 @@ def named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # else it shows nothing but its own text
+            error.filename = error.filename or str(path)
         raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -80,6 +83,8 @@ class Members:
     def mark_dead(self, rank: int, cause: str) -> None:
         """Note why. From now on calls to it are refused."""
         host = self.processes.processes[rank].host
+        if is_full(self.log_dir):
+            cause += f"; {self.log_dir}: {os.strerror(errno.ENOSPC)}"
         death = WorkerDied(self.name, rank, host, cause, self.log_tail(rank))
         with self._lock:
             self._dying.add(rank)
@@ -119,6 +124,13 @@ class Members:
     def log_tail(self, rank: int, lines: int = LOG_TAIL_LINES) -> str:
         """The last lines a rank has written, if its log is on this machine."""
         return log_tail(self.log_dir / f"rank{rank}.log", lines)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether nothing can be written there any more: a process may die of that, and cannot say so."""
+    with contextlib.suppress(OSError):
+        return os.statvfs(folder).f_bavail == 0
+    return False
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import time
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from meshes.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
@@ -51,9 +53,13 @@ def write_config(path: Path, config: RunConfig) -> None:
 
 
 def open_run_log(path: Path) -> None:
-    """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late."""
+    """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late.
+
+    SIGUSR2 makes this process write its stacks there, as it makes workers write theirs to their logs.
+    """
     handler = LogFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    faulthandler.register(STACKS_SIGNAL, file=handler.stream, all_threads=True)
     root = logging.getLogger("neoproto")
     root.addHandler(handler)
     root.setLevel(logging.INFO)

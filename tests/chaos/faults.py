@@ -70,10 +70,18 @@ def fill(folder: Path) -> int:
 def targets(kind: Kind, run_folder: Path) -> list[tuple[str, int, int]]:
     """(group, rank, pid) of the processes the fault may be for, in a fixed order; [] before there are any."""
     with contextlib.suppress(FileNotFoundError):
-        rows = json.loads((run_folder / "processes.json").read_text(encoding="utf-8"))
-        found = [(row["group"], row["rank"], row["pid"]) for row in rows if matches(kind, row["group"])]
-        return sorted(found)
+        return sorted(process for process in listed(run_folder) if matches(kind, process[0]))
     return []
+
+
+def listed(run_folder: Path) -> list[tuple[str, int, int]]:
+    """(group, rank, pid) of all processes that a run says it has.
+
+    Raises:
+        FileNotFoundError: it has not said so yet.
+    """
+    rows = json.loads((run_folder / "processes.json").read_text(encoding="utf-8"))
+    return [(row["group"], row["rank"], row["pid"]) for row in rows]
 
 
 def choose(plan: Plan, found: Sequence[tuple[str, int, int]]) -> tuple[str, int, int]:

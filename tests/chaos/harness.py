@@ -5,9 +5,11 @@ plan ─> command (a fresh process) ─> moment ─> fault ─> end, or a hang �
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,8 @@ from tests.e2e.command import LIMIT_S, Command
 
 QUIET_S = 120.0
 """A run that has not printed a line for so long after its fault hangs."""
+STACKS_S = 2.0
+"""How long processes of a run that hangs may take to write their stacks."""
 POLL_S = 0.05
 WORDS = ("--config-name", "ppo_monarch", "+smoke=tiny", f"trainer.total_training_steps={STEPS}")
 FIRST_SIGN = "starting hosts and store"
@@ -77,6 +81,8 @@ class ChaosRun:
         if self._wait_for_moment():
             self._bring_about()
         hung = not self._wait_for_end()
+        if hung:
+            self._ask_for_stacks()
         ended = time.monotonic()
         code = None if hung else self.command.process.returncode
         left = [] if hung else self.command.left_after(GONE_S)
@@ -154,6 +160,15 @@ class ChaosRun:
         while self._goes_on():
             pass
         return self.command.process.poll() is not None
+
+    def _ask_for_stacks(self) -> None:
+        """Have every process that still runs write to its log where it is."""
+        with contextlib.suppress(FileNotFoundError):
+            listed = {pid for _, _, pid in faults.listed(self._run_folder_view())}
+            for pid in listed & self.command.processes().keys():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+            time.sleep(STACKS_S)
 
     def _goes_on(self) -> bool:
         """Wait a moment; whether the run lives and has said something not long ago."""

@@ -54,7 +54,7 @@ class Kind:
 _GROUPS = {
     "policy": "actor",
     "critic": "critic",
-    "rollout": r"rollout(-\d+)?",
+    "rollout": r"rollout(-\d+)*",
     "volume": "store-volume",
     "index": "store-index",
     "registry": "registry",

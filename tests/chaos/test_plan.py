@@ -47,7 +47,7 @@ def test_modes_and_kinds_can_be_chosen() -> None:
         draw(1, 1, ["async"])
 
 
-@pytest.mark.parametrize("group", ["rollout", "rollout-0", "rollout-12"])
+@pytest.mark.parametrize("group", ["rollout", "rollout-0", "rollout-12", "rollout-0-2"])
 def test_replicas_are_known_in_one_group_and_in_groups_of_their_own(group: str) -> None:
     assert matches(KINDS["kill-rollout"], group)
     assert matches(KINDS["delay"], group)

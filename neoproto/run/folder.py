@@ -59,6 +59,7 @@ def open_run_log(path: Path) -> None:
     """
     handler = LogFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    assert handler.stream is not None, "opened at once"
     faulthandler.register(STACKS_SIGNAL, file=handler.stream, all_threads=True)
     root = logging.getLogger("neoproto")
     root.addHandler(handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -89,3 +90,5 @@ class ProcessFile:
             partial.replace(self._path)
         except OSError as error:
             logger.warning("%s was not written: %s", self._path, error.strerror or error)
+            with contextlib.suppress(OSError):
+                partial.unlink()

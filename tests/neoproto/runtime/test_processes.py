@@ -66,3 +66,4 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         file.add("actor", infos(11))
     assert f"{tmp_path}/processes.json was not written" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["processes.json"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from neoproto.errors import ConfigError
@@ -34,3 +35,10 @@ def named_errors(path: Path) -> Iterator[None]:
         if error.errno is not None:  # else it shows nothing but its own text
             error.filename = error.filename or str(path)
         raise
+
+
+def is_full(folder: Path) -> bool:
+    """Whether nothing can be written there any more: a process may die of that, and cannot say so."""
+    with suppress(OSError):
+        return os.statvfs(folder).f_bavail == 0
+    return False

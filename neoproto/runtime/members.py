@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from neoproto.data.paths import is_full
 from neoproto.errors import GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import ProcessGroup
 
@@ -124,13 +124,6 @@ class Members:
     def log_tail(self, rank: int, lines: int = LOG_TAIL_LINES) -> str:
         """The last lines a rank has written, if its log is on this machine."""
         return log_tail(self.log_dir / f"rank{rank}.log", lines)
-
-
-def is_full(folder: Path) -> bool:
-    """Whether nothing can be written there any more: a process may die of that, and cannot say so."""
-    with contextlib.suppress(OSError):
-        return os.statvfs(folder).f_bavail == 0
-    return False
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neoproto.data.paths import named_errors, user_path
+from neoproto.data.paths import is_full, named_errors, user_path
 from neoproto.errors import ConfigError
 
 
@@ -27,3 +27,9 @@ def test_an_error_of_writing_names_the_file() -> None:
 def test_an_error_that_names_a_file_keeps_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="other"), named_errors(tmp_path / "this"):
         (tmp_path / "other").read_text()
+
+
+def test_a_disk_with_room_is_not_full_and_a_folder_that_is_gone_neither(tmp_path: Path) -> None:
+    assert not is_full(tmp_path)
+    assert not is_full(tmp_path / "gone")
+    assert is_full(Path("/proc")), "it has no blocks at all"

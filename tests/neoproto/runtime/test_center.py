@@ -14,7 +14,7 @@ from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, Runtim
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.center import FAILURE_HOLD_S, CallCenter, PendingCall, Submission
 from neoproto.runtime.executor import CallStatus
-from neoproto.runtime.members import Members, is_full
+from neoproto.runtime.members import Members
 from neoproto.runtime.wire import CANCEL, CallHeader, encode, encode_failure
 
 
@@ -197,8 +197,3 @@ def test_a_death_on_a_full_disk_says_so(
     bench.die(0)
     with pytest.raises(WorkerDied, match=rf"\(SIGKILL\); {tmp_path}: No space left on device$"):
         call.result()
-
-
-def test_a_disk_with_room_is_not_full_and_a_folder_that_is_gone_neither(tmp_path: Path) -> None:
-    assert not is_full(tmp_path)
-    assert not is_full(tmp_path / "gone")

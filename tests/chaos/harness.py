@@ -192,6 +192,7 @@ class ChaosRun:
             seconds=seconds,
             last_line=told[-1].strip() if told else "",
             errors=errors,
+            early=self._plan.phase == "start",
             left=left,
             rows=whole_rows(folder / "metrics.jsonl"),
             most_stale=most_stale(folder / "config.yaml"),

@@ -25,8 +25,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("delay", "decoupled_async", 2),
         ("kill-volume", "sync", 1),
-        ("kill-critic", "separate_async", 2),
-        ("full-shm", "sync", 2),
+        ("full-shm", "separate_async", 2),
         ("full-disk", "decoupled_async", 1),
     ],
 )

@@ -16,6 +16,7 @@ GOOD = Seen(
     seconds=6.0,
     last_line=DIED,
     errors=f"{DIED}\n",
+    early=False,
     left=[],
     rows=[],
     most_stale=None,
@@ -78,6 +79,13 @@ def test_a_late_end() -> None:
         Verdict.LATE,
         "31.0 s after the fault",
     )
+
+
+def test_a_full_disk_is_noticed_when_something_is_written() -> None:
+    line = "error: OSError: [Errno 28] No space left on device: '/t/run/metrics.jsonl'"
+    assert verdict("full-disk", last_line=line, seconds=31.0) is Verdict.LATE
+    assert verdict("full-disk", last_line=line, seconds=31.0, early=True) is Verdict.ENDED
+    assert verdict("kill-policy", seconds=31.0, early=True) is Verdict.LATE
 
 
 def test_what_has_to_go_on_must() -> None:

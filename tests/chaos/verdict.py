@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tests.chaos.plan import Kind
+from tests.chaos.plan import Action, Kind
 
 CAUSE_S = 30.0
 """A run that ends by its fault has ended so many seconds after it."""
@@ -48,6 +48,8 @@ class Seen:
         seconds: from the fault to the end of the command; None if it was over before.
         last_line: the last it said, of the errors if there are any.
         errors: all it wrote to its error stream.
+        early: whether the fault came while it still started: a file system that is full is noticed by who
+            writes to it, and a start writes when it gets there.
         left: what of it was still there `GONE_S` after its end.
         rows: of its `metrics.jsonl`.
         most_stale: how old weights may be that a sample was drawn with; None where nothing bounds it.
@@ -58,6 +60,7 @@ class Seen:
     seconds: float | None
     last_line: str
     errors: str
+    early: bool
     left: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
     most_stale: float | None
@@ -83,7 +86,8 @@ def judge(kind: Kind, seen: Seen) -> tuple[Verdict, str]:
         return Verdict.GAVE_UP, f"should have gone on: {seen.last_line}"
     if unclear := unclear_end(kind, seen):
         return Verdict.UNCLEAR, unclear
-    if seen.seconds > CAUSE_S:
+    noticed = kind.action is not Action.FILL or not seen.early
+    if noticed and seen.seconds > CAUSE_S:
         return Verdict.LATE, f"{seen.seconds:.1f} s after the fault"
     return Verdict.ENDED, ""
 

@@ -67,7 +67,7 @@ class MonarchBackend:
         if (client_dir := sdk.client_dir()) is not None:
             self._guardian.guard_client_dir(str(client_dir))
         self._report_death = on_death
-        self._deaths = DeathWatch(self._on_death)
+        self._deaths = DeathWatch(self._on_death, stopped_timeout_s=options.options["stopped_timeout_s"])
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)

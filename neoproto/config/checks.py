@@ -45,6 +45,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_roles(config),
         *_registry(config),
         *_modes(config),
+        *_heartbeats(config),
     ]
 
 
@@ -387,4 +388,15 @@ def _modes(config: RunConfig) -> Iterator[Problem]:
             f"trainer.{mode}.parameter_sync_step",
             "trainer.replay_buffer",
             "trainer.mode",
+        )
+
+
+def _heartbeats(config: RunConfig) -> Iterator[Problem]:
+    interval, timeout = config.trainer.heartbeat_interval, config.trainer.heartbeat_timeout
+    if interval >= timeout:
+        yield _problem(
+            f"trainer.heartbeat_interval: got {interval:g}, wanted less than "
+            f"trainer.heartbeat_timeout={timeout:g}",
+            "trainer.heartbeat_interval",
+            "trainer.heartbeat_timeout",
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section
+from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section, Size
 from neoproto.config.modes import DecoupledAsyncConfig, ReplayBufferConfig, SeparateAsyncConfig
 
 Logger = Literal["console", "jsonl", "tensorboard"]
@@ -76,6 +76,12 @@ class TrainerConfig(Section):
     """Checkpoints while training: none yet."""
     resume_mode: Literal["disable"] = "disable"
     """Resuming from a checkpoint: not yet."""
+    max_replica_restarts: Size = 3
+    """How often one rollout replica may be started anew before the run fails."""
+    heartbeat_interval: Seconds = 2.0
+    """Seconds between two heartbeats of a rollout replica; below `heartbeat_timeout`."""
+    heartbeat_timeout: Seconds = 20.0
+    """A replica that answers none for so many seconds is ended, and started anew."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """Deadlines."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -22,12 +22,14 @@ from neoproto.run.folder import make_run_folder, open_run_log
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
+from neoproto.run.rollout import start_replica, supervised
 from neoproto.run.trainers import train
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.placement import Placement
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
+from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 log = logging.getLogger("neoproto.run")
@@ -91,10 +93,13 @@ class RunSession:
         with runtime:
             console.table(runtime.placement_table())
             with console.stage("starting workers"):
-                groups = self._start_groups(runtime)
-                workers = self._attached(groups)
+                groups, started = self._start_groups(runtime)
+                replicas, supervisor = supervised(
+                    runtime, self._recipe("rollout"), started, groups[REGISTRY], config, console.say
+                )
+                workers = self._attached(groups, replicas)
             with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
-                result = train(self._parts(workers, trackers), groups[REGISTRY])
+                result = train(self._parts(workers, trackers, replicas), replicas, supervisor)
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
                 self._save(workers, model_dir)
@@ -103,7 +108,7 @@ class RunSession:
         console.finish(result, self._folder, model_dir)
         return result
 
-    def _parts(self, workers: Workers, tracker: Tracker) -> TrainingParts:
+    def _parts(self, workers: Workers, tracker: Tracker, replicas: ReplicaSet) -> TrainingParts:
         config, prepared = self._config, self._prepared
         return training_parts(
             config,
@@ -113,6 +118,7 @@ class RunSession:
             show=self._console,
             run_dir=self._folder,
             total_steps=prepared.total_steps,
+            gauges=replicas.metrics,
         )
 
     def _trackers(self) -> list[Tracker]:
@@ -122,9 +128,16 @@ class RunSession:
             trackers.append(TensorBoardTracker(self._folder / "tensorboard"))
         return trackers
 
-    def _start_groups(self, runtime: Runtime) -> Mapping[str, WorkerGroup]:
-        """By role. All groups at once: most of a start is imports and vLLM's own set-up."""
+    def _recipe(self, role: str) -> Recipe:
+        return next(recipe for recipe in self._recipes if recipe.role == role)
+
+    def _start_groups(self, runtime: Runtime) -> tuple[Mapping[str, WorkerGroup], Sequence[WorkerGroup]]:
+        """The groups by role, rollout's apart, and the replicas of rollout, a group of one process each.
+
+        All at once: most of a start is imports and vLLM's own set-up.
+        """
         timeout = self._config.trainer.timeouts.start
+        rollout = self._recipe("rollout")
 
         def start(recipe: Recipe) -> WorkerGroup:
             pool = (
@@ -134,10 +147,18 @@ class RunSession:
             )
             return runtime.create_worker_group(recipe.workers, on=pool, name=recipe.name, timeout=timeout)
 
-        threads = ThreadPoolExecutor(len(self._recipes), thread_name_prefix="start-workers")
+        count = next(model for model in self._placement.models if model.worker == "rollout").world_size
+        threads = ThreadPoolExecutor(count + len(self._recipes), thread_name_prefix="start-workers")
         try:
-            futures = {recipe.role: threads.submit(start, recipe) for recipe in self._recipes}
-            for future in as_completed(futures.values()):
+            replicas = [
+                threads.submit(start_replica, runtime, rollout, index, timeout) for index in range(count)
+            ]
+            groups = {
+                recipe.role: threads.submit(start, recipe)
+                for recipe in self._recipes
+                if recipe is not rollout
+            }
+            for future in as_completed([*replicas, *groups.values()]):
                 future.result()  # the first failure, whoever else is still starting
         except DeadlineExceeded as error:
             more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
@@ -145,20 +166,16 @@ class RunSession:
         finally:
             # After a failure or a signal nobody is waited for: closing the runtime ends what still starts.
             threads.shutdown(wait=False, cancel_futures=True)
-        return {role: future.result() for role, future in futures.items()}
+        by_role = {role: future.result() for role, future in groups.items()}
+        return by_role, [future.result() for future in replicas]
 
-    def _attached(self, groups: Mapping[str, WorkerGroup]) -> Workers:
-        """Tell those who publish and pull weights where the registry is."""
+    def _attached(self, groups: Mapping[str, WorkerGroup], replicas: ReplicaSet) -> Workers:
+        """Tell the policy, which publishes weights, where the registry is; replicas learn it later."""
         limit = self._config.trainer.timeouts.weights
-        calls = [
-            groups[role].submit("attach_registry", (groups[REGISTRY],), timeout=limit)
-            for role in ("actor", "rollout")
-        ]
-        for call in calls:
-            call.result()
+        groups["actor"].submit("attach_registry", (groups[REGISTRY],), timeout=limit).result()
         return Workers(
             num_devices=self._placement.num_devices,
-            rollout=groups["rollout"],
+            rollout=replicas,
             reward=groups["reward"],
             actor=groups["actor"],
             critic=groups.get("critic"),

@@ -12,14 +12,12 @@ load, and waits; in `decoupled_async` it publishes and goes on, and replicas loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from neoproto.data import DataProto
 from neoproto.trainer.dispatcher import Dispatcher, Replica
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
-from neoproto.trainer.protocols import Group
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.step import learn
@@ -31,21 +29,8 @@ from neoproto.weights.version import WeightVersion, required_version
 _HEALTH_CHECK_S = 1.0
 
 
-class GroupReplica:
-    """One process of the rollout group, as the dispatcher wants it."""
-
-    def __init__(self, rollout: Group, rank: int) -> None:
-        self._view = rollout.rank(rank)
-        # As the replica calls itself to the weight registry.
-        self.name = f"{rollout.name}/{rank}"
-
-    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
-        batch: DataProto = await self._view.submit("generate_sequences", (prompts,), timeout=timeout)
-        return batch
-
-
 class Board(ServingBoard, Protocol):
-    """What the loops ask of the weight registry."""
+    """Where the loops learn what replicas serve; `ReplicaSet` is one, and a weight registry."""
 
     async def serving(self) -> Mapping[str, WeightVersion]:
         """Replica -> the version it serves."""
@@ -56,21 +41,12 @@ class AsyncTrainer:
     """Owns the loops of `separate_async` and `decoupled_async`.
 
     Args:
-        board: the weight registry.
-        replicas: of rollout; named as they report to the registry.
-        agents: in `decoupled_async`, what ends when a replica's update agent does; by name. Whoever started
-            them stops them.
+        board: knows what replicas serve, by their names.
+        replicas: of rollout. Whoever runs the trainer sees to it that they live.
     """
 
-    def __init__(
-        self,
-        parts: TrainingParts,
-        board: Board,
-        replicas: Sequence[Replica],
-        agents: Mapping[str, Awaitable[Any]] | None = None,
-    ) -> None:
+    def __init__(self, parts: TrainingParts, board: Board, replicas: Sequence[Replica]) -> None:
         self._parts, self._board, self._replicas = parts, board, tuple(replicas)
-        self._agents = dict(agents or {})
         self._options = parts.config.async_options
         self._batch_size = parts.config.data.train_batch_size
         ahead = (1 + self._options.num_warmup_batches) * self._batch_size
@@ -110,13 +86,9 @@ class AsyncTrainer:
         """
         async with owned_tasks() as tasks:
             flow = self._flow(tasks)
-            others = [
-                tasks.create_task(must_go_on(what, work))
-                for what, work in {"the dispatcher": self._dispatcher.run(), **self._agents}.items()
-            ]
+            dispatching = tasks.create_task(must_go_on("the dispatcher", self._dispatcher.run()))
             await self._train(flow)
-            for other in others:
-                other.cancel()
+            dispatching.cancel()
         return self._parts.recorder.result()
 
     async def _train(self, flow: WeightFlow) -> None:

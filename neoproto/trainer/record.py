@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -76,9 +76,19 @@ class Recorder:
     """Books the steps and validations of one run; its clock starts with it."""
 
     def __init__(
-        self, tracker: Tracker, show: Show, *, total_steps: int, steps_per_epoch: int, num_devices: int
+        self,
+        tracker: Tracker,
+        show: Show,
+        *,
+        total_steps: int,
+        steps_per_epoch: int,
+        num_devices: int,
+        gauges: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        self._tracker, self._show = tracker, show
+        """Args:
+        gauges: figures of the moment, read at the end of each step.
+        """
+        self._tracker, self._show, self._gauges = tracker, show, gauges
         self._total_steps, self._steps_per_epoch, self._num_devices = (
             total_steps,
             steps_per_epoch,
@@ -99,7 +109,7 @@ class Recorder:
             clock: where its seconds went.
             samples: rows it trained on.
         """
-        booked = dict(figures) | clock.metrics()
+        booked = {**figures, **self._gauges(), **clock.metrics()}
         seconds, tokens = booked["timing_s/step"], booked["perf/total_num_tokens"]
         booked["perf/time_per_step"] = seconds
         booked["perf/throughput"] = tokens / (seconds * self._num_devices)
@@ -211,14 +221,16 @@ def training_parts(
     show: Show,
     run_dir: Path,
     total_steps: int,
+    gauges: Callable[[], Mapping[str, float]] = dict,
 ) -> TrainingParts:
-    """The parts of a run; its clock starts now."""
+    """The parts of a run; its clock starts now. `gauges` are those of its `Recorder`."""
     recorder = Recorder(
         tracker,
         show,
         total_steps=total_steps,
         steps_per_epoch=prompts.steps_per_epoch,
         num_devices=workers.num_devices,
+        gauges=gauges,
     )
     validator = Validator(config, workers, prompts, recorder, run_dir=run_dir, total_steps=total_steps)
     return TrainingParts(

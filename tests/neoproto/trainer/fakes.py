@@ -55,10 +55,6 @@ class FakeGroup:
         self.name, self.world_size, self.methods = name, world_size, dict(methods)
         self._calls = calls
 
-    def rank(self, rank: int) -> FakeGroup:
-        """A view of one of its processes; here there is only one."""
-        return self
-
     def submit(
         self,
         method: str,

@@ -19,7 +19,16 @@ from meshes.guardian import Guardian, sweep
 from meshes.jobs import MESH_PREFIX, PrivateHosts
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
-from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
+from neoproto.runtime.backend import (
+    STORE_KEY,
+    BackendOptions,
+    GroupRequest,
+    OnDeath,
+    OnReply,
+    OnRequest,
+    ProcessInfo,
+    store_death,
+)
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import LAST, CallHeader
 
@@ -30,8 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STORE_ACTORS = "neoproto.store.engine."
-STORE_KEY = "/store"
-"""What the store's processes are watched as; no group's key has a slash."""
 SOCKETS_S = 2.0
 """How long the kernel may take to give up the sockets of killed processes."""
 KILLED_STOP_S = 2.0
@@ -128,7 +135,8 @@ class MonarchBackend:
             return
         if cause is None or self._store is None:
             return
-        reason = f"a process of the object store died: {cause}"
+        self._report_death(key, rank, cause)
+        reason = store_death(cause)
         self._store.fail(reason)
         for group in list(self._groups.values()):
             if not group.released:

@@ -44,15 +44,20 @@ class ProcessFile:
 
     A file that cannot be written is a warning in the log and no more: closing a run, or noting a death, must
     not fail by it.
+
+    Args:
+        folder: the run folder; there is no file until `open`.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Args:
-        folder: the run folder, which exists; the file holds the controller alone at first.
-        """
         self._path = folder / PROCESSES_FILE
         self._lock = threading.Lock()
+        self._open = False
         self._entries: dict[tuple[str, int], ProcessEntry] = {}
+
+    def open(self) -> None:
+        """Begin, with the controller, this process."""
+        self._open = True
         controller = ProcessInfo(rank=0, pid=os.getpid(), host=socket.gethostname(), rendezvous=None)
         self.add(CONTROLLER, [controller])
 
@@ -82,6 +87,8 @@ class ProcessFile:
             self._write()
 
     def _write(self) -> None:
+        if not self._open:
+            return
         # A row a line, so that `grep` finds a whole process.
         rows = ",\n ".join(json.dumps(asdict(entry)) for entry in self._entries.values())
         partial = self._path.with_name(f".{self._path.name}.partial")

@@ -294,6 +294,7 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
     )
     assert group.through_the_store(1) == [1]
+    loss = runtime.watch_losses([])
     (volume,) = [
         pid
         for pid in marked_processes(runtime.run_id)
@@ -305,8 +306,11 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
     for attempt in (lambda: put(2), lambda: group.through_the_store(2), lambda: put(3)):
         with pytest.raises(StoreError, match=reason):
             attempt()
+    with pytest.raises(StoreError, match=reason):
+        loss.result(timeout=0)
     assert time.monotonic() - started < 8
     assert group.add(1) == [1], "groups go on"
+    assert "store-volume" not in (tmp_path / "processes.json").read_text()
 
 
 def test_an_init_failure_names_its_rank_at_once(runtime: Runtime) -> None:

@@ -30,6 +30,9 @@ def names(folder: Path) -> list[tuple[str, int, int]]:
 
 def test_the_file_follows_what_comes_and_goes(tmp_path: Path) -> None:
     file = ProcessFile(tmp_path)
+    file.clear()
+    assert list(tmp_path.iterdir()) == [], "not before it is opened"
+    file.open()
     controller = ("controller", 0, os.getpid())
     assert names(tmp_path) == [controller]
     file.add("actor", infos(11, 12))
@@ -49,6 +52,7 @@ def test_the_file_follows_what_comes_and_goes(tmp_path: Path) -> None:
 
 def test_a_row_says_where_and_since_when_and_is_a_line(tmp_path: Path) -> None:
     file = ProcessFile(tmp_path)
+    file.open()
     file.add("actor", infos(11))
     row = read(tmp_path)[1]
     assert sorted(row) == ["group", "host", "pid", "rank", "started"]
@@ -61,6 +65,7 @@ def test_a_row_says_where_and_since_when_and_is_a_line(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = ProcessFile(tmp_path)
+    file.open()
     (tmp_path / "processes.json").unlink()
     (tmp_path / "processes.json").mkdir()
     with caplog.at_level(logging.WARNING):

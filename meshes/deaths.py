@@ -145,7 +145,7 @@ class DeathWatch:
                     continue
                 one.stopped_s = one.stopped_s + seconds if is_stopped(one.pid) else 0.0
                 if one.stopped_s >= self._stopped_timeout_s:
-                    one.cause = f"stopped by a signal for {one.stopped_s:.0f} s, then killed"
+                    one.cause = f"stopped by a signal for {one.stopped_s:.1f} s, then killed"
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
 

@@ -224,6 +224,10 @@ ASYNC = {"trainer.mode": "decoupled_async"}
             {"weights.registry_name": "actor"},
             ["weights.registry_name: got 'actor', which is the name of another worker group"],
         ),
+        (
+            {"trainer.heartbeat_interval": 20.0},
+            ["trainer.heartbeat_interval: got 20, wanted less than trainer.heartbeat_timeout=20"],
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(values: dict[str, Any], said: list[str]) -> None:

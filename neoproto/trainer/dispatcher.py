@@ -156,7 +156,6 @@ class Dispatcher:
         try:
             answers = await self._answered(self._replicas[name], prompts)
         except ReplicaFailed as failure:
-            self._routes.drop(name)
             self._queue.give_back(tickets, failure)
             log.info("%d prompts of %s are pending again", len(tickets), name)
             return

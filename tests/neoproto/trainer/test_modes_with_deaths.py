@@ -46,12 +46,11 @@ class Generating(Process):
         answered = self.world.generate(batch)
         versions = answered.batch["weight_versions"]
         answered.pop(["weight_versions"]).release()
-        answered = answered.union(
+        return answered.union(
             DataProto.from_dict(
                 tensors={"weight_versions": torch.where(versions < 0, versions, self.served.n)}
             )
         )
-        return answered
 
 
 class Run(Cluster):

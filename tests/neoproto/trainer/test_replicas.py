@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -209,6 +210,8 @@ def test_a_replica_that_is_down_is_neither_waited_for_nor_called() -> None:
         await cluster.processes[0].serve(await cluster.publish(1))
         assert await cluster.set.wait_serving(["rollout-0", "rollout-1"], version(1), 1.0)
         await cluster.until(lambda: bool(cluster.spawned))
+        await cluster.registry.report_serving("rollout-1", version(1))  # before it died, says the registry
+        assert await cluster.set.serving() == {"rollout-0": version(1)}
         assert cluster.set.metrics() == {"training/replica_restarts": 1.0, "rollout/replicas_up": 1.0}
         cluster.spawn_gate.set()
         await cluster.until(lambda: cluster.set.replicas[1].up)
@@ -216,6 +219,31 @@ def test_a_replica_that_is_down_is_neither_waited_for_nor_called() -> None:
         assert cluster.set.metrics() == {"training/replica_restarts": 1.0, "rollout/replicas_up": 2.0}
 
     cluster.run(play)
+
+
+def test_a_late_failure_of_an_earlier_process_changes_nothing() -> None:
+    cluster = Cluster(1)
+
+    async def play() -> None:
+        replica, old = cluster.set.replicas[0], cluster.processes[0]
+        replica.renew(cluster.process("rollout-0-2"))
+        replica.come_up()
+        with pytest.raises(ReplicaFailed, match="too late"):
+            raise replica.fail(EngineFailed("too late"), old)
+        assert replica.up
+        replica.fail(EngineFailed("in time"), replica.group)
+        assert not replica.up
+
+    asyncio.run(play_alone(cluster, play))
+
+
+async def play_alone(cluster: Cluster, play: Callable[[], Awaitable[None]]) -> None:
+    """Without a supervisor, once all are up."""
+    supervising = asyncio.create_task(cluster.supervisor.run())
+    await cluster.bring_up()
+    supervising.cancel()
+    await asyncio.wait([supervising])
+    await play()
 
 
 def test_at_the_start_all_replicas_are_waited_for() -> None:

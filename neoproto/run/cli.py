@@ -14,6 +14,7 @@ from pathlib import Path
 
 from neoproto.config import CONFIG_NAMES
 from neoproto.errors import ConfigError, NeoProtoError, StackError, first_line
+from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import Terminated
 from neoproto.stack import check_stack
 
@@ -120,7 +121,11 @@ def listed(error: ConfigError) -> str:
 
 
 def log_hint() -> str:
-    """Where the whole story is, once the run has a log."""
+    """Where the whole story is, once the run has a log; or why it is not there."""
     handlers = logging.getLogger("neoproto").handlers
-    files = [handler.baseFilename for handler in handlers if isinstance(handler, logging.FileHandler)]
-    return f" (details: {files[0]})" if files else ""
+    for handler in handlers:
+        if isinstance(handler, LogFileHandler):
+            path, failure = handler.baseFilename, handler.failure
+            reason = failure and (failure.strerror or str(failure))
+            return f" ({path} is not complete: {reason})" if reason else f" (details: {path})"
+    return ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import time
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from meshes.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.runtime.logfile import LogFileHandler
 
 
 def make_run_folder(config: RunConfig) -> Path:
@@ -50,9 +53,14 @@ def write_config(path: Path, config: RunConfig) -> None:
 
 
 def open_run_log(path: Path) -> None:
-    """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late.
+
+    SIGUSR2 makes this process write its stacks there, as it makes workers write theirs to their logs.
+    """
+    handler = LogFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    assert handler.stream is not None, "opened at once"
+    faulthandler.register(STACKS_SIGNAL, file=handler.stream, all_threads=True)
     root = logging.getLogger("neoproto")
     root.addHandler(handler)
     root.setLevel(logging.INFO)

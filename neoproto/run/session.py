@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ from neoproto.run.recipes import REGISTRY, Recipe, recipes
 from neoproto.run.rollout import start_replica, supervised
 from neoproto.run.trainers import train
 from neoproto.runtime import Runtime, WorkerGroup
+from neoproto.runtime.losses import Loss
 from neoproto.runtime.placement import Placement
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
@@ -88,6 +90,16 @@ def place(config: RunConfig) -> Placement:
     )
 
 
+def wait_for_all(futures: Collection[Future[Any]], loss: Loss) -> None:
+    """Wait until all are done. The first failure is raised, whoever is not done, and a loss meanwhile too."""
+    pending: set[Future[Any]] = set(futures)
+    while pending:
+        done, _ = wait({*pending, loss}, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        pending -= done
+
+
 class RunSession:
     """The wiring of one run: knows everybody, does nothing of their work."""
 
@@ -117,7 +129,8 @@ class RunSession:
                 )
                 workers = self._attached(groups, replicas)
             with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
-                result = train(self._parts(workers, trackers, replicas), replicas, supervisor)
+                loss = runtime.watch_losses([group.name for group in groups.values()])
+                result = train(self._parts(workers, trackers, replicas), replicas, supervisor, loss)
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
                 self._save(workers, model_dir)
@@ -176,8 +189,8 @@ class RunSession:
                 for recipe in self._recipes
                 if recipe is not rollout
             }
-            for future in as_completed([*replicas, *groups.values()]):
-                future.result()  # the first failure, whoever else is still starting
+            loss = runtime.watch_losses([recipe.name for recipe in self._recipes])
+            wait_for_all([*replicas, *groups.values()], loss)
         except DeadlineExceeded as error:
             more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
             raise NeoProtoError(f"{first_line(error)}; {more}") from error

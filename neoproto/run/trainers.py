@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from neoproto.runtime.losses import Loss
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
@@ -12,15 +13,22 @@ from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
 
 
-def train(parts: TrainingParts, replicas: ReplicaSet, supervisor: Supervisor) -> TrainingResult:
+def train(parts: TrainingParts, replicas: ReplicaSet, supervisor: Supervisor, loss: Loss) -> TrainingResult:
     """Run the loop of the configured mode to its end.
 
     Args:
         replicas: those of `parts.workers.rollout`.
         supervisor: of these replicas.
+        loss: fails when a process dies that nobody replaces.
     """
     if parts.config.trainer.mode == "sync":
         training = SyncTrainer(parts).run()
     else:
         training = AsyncTrainer(parts, replicas, replicas.replicas).run()
-    return asyncio.run(beside(training, {"the supervision of the replicas": supervisor.run()}))
+    others = {"the supervision of the replicas": supervisor.run(), "the watch over processes": no_loss(loss)}
+    return asyncio.run(beside(training, others))
+
+
+async def no_loss(loss: Loss) -> None:
+    """Wait for a process to be lost, which is raised: what waits for others would notice it only later."""
+    await asyncio.shield(asyncio.wrap_future(loss))

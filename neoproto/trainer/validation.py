@@ -12,6 +12,7 @@ import numpy as np
 
 from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
+from neoproto.data.paths import named_errors
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Samplers
 
@@ -120,7 +121,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[ValidationSample]) 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step}.jsonl"
     fields = ValidationSample.__dataclass_fields__
-    with path.open("w", encoding="utf-8") as file:
+    with named_errors(path), path.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(
                 json.dumps({name: getattr(sample, name) for name in fields}, ensure_ascii=False) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,11 @@ def test_the_log_takes_what_the_package_says(tmp_path: Path) -> None:
     assert "INFO neoproto.anything: hello\n" in text
     assert "ValueError: bad" in text
     assert "not ours" not in text
+
+
+@pytest.mark.usefixtures("run_log")
+def test_the_controller_says_where_it_is_when_it_is_asked(tmp_path: Path) -> None:
+    open_run_log(tmp_path / "run.log")
+    signal.raise_signal(signal.SIGUSR2)
+    text = (tmp_path / "run.log").read_text()
+    assert "test_the_controller_says_where_it_is_when_it_is_asked" in text

@@ -198,6 +198,10 @@ class PromptFailed(NeoProtoError):
         return f"prompt {self.uid} failed after {self.tries} tries: {self.cause}"
 
 
+class CheckpointError(NeoProtoError):
+    """A checkpoint could not be written; the one before it is as it was."""
+
+
 class SamplesMissing(NeoProtoError, TimeoutError):
     """Rollout did not produce a training batch in time; the message says what it was doing."""
 

@@ -198,6 +198,27 @@ def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_4", LATEST]
 
 
+def test_a_kill_while_a_step_is_replaced_leaves_something_whole(tmp_path: Path) -> None:
+    for at in range(40):
+        folder = CheckpointFolder(tmp_path / str(at))
+        save(folder, 1)
+        save(folder, 2, "old")
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, at)
+            try:
+                save(folder, 2, "new")
+            except Killed:
+                killed = True
+            else:
+                killed = False
+        newest = folder.newest()
+        assert newest is not None
+        assert problems(newest) == []
+        if not killed:
+            return
+    raise AssertionError("saving has no end")
+
+
 def test_files_that_nobody_vouches_for_are_refused(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     partial = folder.begin(1)

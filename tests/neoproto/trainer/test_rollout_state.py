@@ -191,7 +191,7 @@ def test_restored_batches_are_released_with_their_last_part(tmp_path: Path) -> N
 
 
 def test_columns_stay_alive_while_they_are_written(tmp_path: Path, store: MemoryStore) -> None:
-    """Everything is trained on between the snapshot and its writing; it is released after that, not before."""
+    """Everything is trained on between the snapshot and its writing, and released only after that."""
     life = Life()
     life.feed(3)
     life.claim(3)

@@ -60,9 +60,9 @@ class Command:
     left of either is the run's.
     """
 
-    def __init__(self, cwd: Path, env: Mapping[str, str], *words: str) -> None:
+    def __init__(self, cwd: Path, env: Mapping[str, str], *words: str, folder: Path | None = None) -> None:
         self.cwd = cwd
-        self.folder = cwd / "run"
+        self.folder = folder or cwd / "run"
         self._mark = uuid.uuid4().hex
         # Short, since sockets lie in it: their paths have 108 bytes at most.
         self.tmp = Path(tempfile.mkdtemp(prefix="npe2e-", dir="/tmp"))

@@ -1,4 +1,4 @@
-"""Runs that are killed and gone on with: the sync trainer's to the bit, the asynchronous ones' to the prompt."""
+"""Runs that are killed and gone on with: sync ones to the bit, asynchronous ones to the prompt."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def check_prompts(done: Finished, steps: int) -> list[dict[str, Any]]:
 
 def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path) -> None:
     """Killed while it saves, gone on with to its end, told to do more steps: as if nothing had happened."""
-    words = ["+smoke=tiny", "trainer.test_freq=3"]
+    # The other schedules depend on how many steps there are in all.
+    rates = [f"{model}.optim.lr_scheduler_type=constant" for model in ("actor_rollout_ref.actor", "critic")]
+    words = ["+smoke=tiny", "trainer.test_freq=3", *rates]
     whole = start(*words, "trainer.total_training_steps=6", "trainer.save_freq=-1").wait()
     assert whole.code == 0, whole.errors
     words.append("trainer.save_freq=2")
@@ -115,8 +117,8 @@ def test_an_asynchronous_run_loses_and_doubles_no_prompt(start: Start, built_in_
     os.kill(first.worker("actor"), signal.SIGKILL)
     first.wait_for("restart 1 of 3: worker actor[0] on ")
     (step,) = re.findall(
-        r"^restart 1 of 3: worker actor\[0\] on \S+ died: signal 9 \(SIGKILL\); going on from the checkpoint of "
-        r"step (\d)$",
+        r"^restart 1 of 3: worker actor\[0\] on \S+ died: signal 9 \(SIGKILL\); "
+        r"going on from the checkpoint of step (\d)$",
         first.out,
         re.MULTILINE,
     )

@@ -121,8 +121,8 @@ def test_it_gives_up_after_so_many_in_a_row_and_lists_the_causes() -> None:
     assert caught.value.__cause__ is DIED
     assert str(caught.value) == (
         "given up after 3 failures without a checkpoint in between: (1) worker actor[0] on host died: "
-        "signal 9 (SIGKILL); (2) actor.update_actor did not answer within 9.0 s; no answer from rank(s) 0; (3) worker "
-        "actor[0] on host died: signal 9 (SIGKILL)"
+        "signal 9 (SIGKILL); (2) actor.update_actor did not answer within 9.0 s; no answer from rank(s) 0; "
+        "(3) worker actor[0] on host died: signal 9 (SIGKILL)"
     )
 
 

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from actors.checkpoint_plans import LoadPlanner, PlannedPart, SavePlanner
+from actors.checkpoint_plans import LoadPlanner, SavePlanner, planned
 from actors.checkpoint_state import Part
 from actors.ranks import Ranks
 from neoproto.errors import ConfigError, WeightMismatch
@@ -92,9 +92,8 @@ def write_checkpoint(
         OSError: a file could not be written, on this rank or on another; names it. All ranks raise.
     """
     writer = _Writer(folder, state, ranks)
-    planned = {name: PlannedPart(part) for name, part in parts.items()}
     with _failures_of(ranks):
-        save(planned, storage_writer=writer, planner=SavePlanner(), process_group=group)
+        save(planned(parts), storage_writer=writer, planner=SavePlanner(), process_group=group)
     return writer.digests
 
 
@@ -106,9 +105,8 @@ def read_checkpoint(
     Raises:
         OSError, SafetensorError: a file cannot be read any more; some parts may be filled already.
     """
-    planned: dict[str, Any] = {name: PlannedPart(part) for name, part in parts.items()}
     with _failures_of(ranks):
-        load(planned, storage_reader=_Reader(stored), planner=LoadPlanner(), process_group=group)
+        load(planned(parts), storage_reader=_Reader(stored), planner=LoadPlanner(), process_group=group)
 
 
 @contextlib.contextmanager
@@ -384,7 +382,7 @@ def _state(path: Path) -> dict[str, Any]:
         state = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") != FORMAT or not {"updates", "rng"} <= state.keys():
         raise ConfigError(f"{path} is not a file of a checkpoint ({FORMAT!r})")
     return state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,15 +44,32 @@ class PlannedPart:
         ]
 
 
+# Of what torch is given to save or load it logs every value. Everything is one value.
+_ALL = "all"
+
+
+def planned(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """What `SavePlanner` and `LoadPlanner` take, in the form in which torch hands it to them."""
+    return {_ALL: {name: PlannedPart(part) for name, part in parts.items()}}
+
+
 class SavePlanner(DefaultSavePlanner):
     """What several ranks hold alike is written by one of them, shared out by size."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: md.StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        super().set_up_planner(state_dict[_ALL], storage_meta, is_coordinator)
+
     def lookup_object(self, index: md.MetadataIndex) -> Tensor:
-        planned: PlannedPart = self.state_dict[index.fqn]
-        return planned.part.local
+        found: PlannedPart = self.state_dict[index.fqn]
+        return found.part.local
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -66,9 +84,9 @@ class LoadPlanner(DefaultLoadPlanner):
         metadata: md.Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        self.state_dict = self.original_state_dict = state_dict
+        self.state_dict = self.original_state_dict = state_dict[_ALL]
         self.metadata, self.is_coordinator = metadata, is_coordinator
 
     def lookup_tensor(self, index: md.MetadataIndex) -> Tensor:
-        planned: PlannedPart = self.state_dict[index.fqn]
-        return planned.part.local
+        found: PlannedPart = self.state_dict[index.fqn]
+        return found.part.local

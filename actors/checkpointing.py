@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from actors.checkpoint_files import Stored
+
+
+_NICER = 10
+"""How much lower the priority of writing is than that of training, where they share processors."""
 
 
 class Checkpointer:
@@ -163,15 +168,18 @@ class _Writing:
 
     def _run(self) -> None:
         try:
+            own = threading.get_native_id()  # on Linux a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICER)
             self._written.set_result(self._write())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._written.set_exception(error)
 
     def wait(self, timeout: float) -> None:
-        """Until it is over. Raises what it raised, unless `result` has."""
+        """Until it is over. Raises what it raised, unless that has been raised to somebody."""
         if concurrent.futures.wait([self._written], None if timeout == math.inf else timeout).not_done:
             raise TimeoutError(f"the last checkpoint is still being written after {timeout:.1f} s")
         if not self._asked:
+            self._asked = True
             self._written.result()
 
     async def result(self) -> dict[str, str]:

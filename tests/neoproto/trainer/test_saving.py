@@ -15,6 +15,7 @@ import pytest
 from neoproto.config import load_config
 from neoproto.errors import CheckpointError, ConfigError, DeadlineExceeded, WorkerDied
 from neoproto.store import MemoryStore
+from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.checkpoint import Checkpoint, CheckpointFolder, problems
 from neoproto.trainer.history import PromptLog, positions
 from neoproto.trainer.record import TrainingResult, training_parts
@@ -183,10 +184,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_one_at_a_time(tmp_pa
         gate = asyncio.Event()
         gates.append(gate)
         assert sum(not one.is_set() for one in gates) == 1, "two at once"
-        for _ in range(10_000):
-            await asyncio.sleep(0)
-            if len(job.recorder.reports) > len(gates):
-                break
+        await asyncio.sleep(0.2)  # time for many steps
         seen.append(len(job.recorder.reports))
         gate.set()
 
@@ -310,7 +308,7 @@ def test_asynchronous_runs_lose_and_double_no_prompt(
 @BOTH
 @pytest.mark.usefixtures("store")
 def test_an_asynchronous_run_that_was_interrupted_goes_on_with_what_was_on_its_way(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at step 5 of 8: the queue and the buffer of step 4's checkpoint are not empty."""
     scene = SavingScene(tmp_path, mode, steps=8, replay_buffer={"max_off_policy_threshold": 4})
@@ -323,7 +321,17 @@ def test_an_asynchronous_run_that_was_interrupted_goes_on_with_what_was_on_its_w
     assert then.start.state is not None
     assert then.start.state.rollout is not None
     assert then.start.state.rollout.batches == then.start.step + 2
+    fed: list[int] = []
+    feed_batch = AsyncTrainer._feed_batch
+
+    def fed_batch(trainer: AsyncTrainer) -> None:
+        fed.append(trainer._step)
+        feed_batch(trainer)
+
+    monkeypatch.setattr(AsyncTrainer, "_feed_batch", fed_batch)
     then.train()
+    assert fed == list(range(then.start.step + 1, 9)), "one after each step: there is work ahead already"
+    assert then.prompts.state_dict() == {"drawn": 8}, "and no prompt more than is trained on"
     rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 9))
     assert sorted(serial for row in rows for serial in row["serials"]) == list(range(8 * PROMPTS))

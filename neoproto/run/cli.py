@@ -29,9 +29,9 @@ examples:
   python -m neoproto.run --config-dir my_configs --config-name my_ppo
   python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)
 
-A run writes its configuration, metrics, validation samples, worker logs, checkpoints and the trained model to its
-folder, outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another. The same command with the same
-runtime.run_dir goes on from its newest checkpoint.
+A run writes its configuration, metrics, validation samples, worker logs, checkpoints and the trained model to
+its folder, outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another. The same command with the
+same runtime.run_dir goes on from its newest checkpoint.
 """
 
 log = logging.getLogger("neoproto.run")

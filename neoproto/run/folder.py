@@ -74,7 +74,7 @@ def write_config(folder: Path, config: RunConfig) -> None:
     text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
     if path.exists() and path.read_text(encoding="utf-8") != text:
         path.replace(folder / "config.superseded.yaml")
-    path.write_text(text, encoding="utf-8")
+    _replace(path, text.encode())
 
 
 def next_epoch(folder: Path, at_least: int = 0) -> int:

@@ -54,9 +54,8 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult 
     placement = place(config)
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
     prepared = prepare(config, device, console.stage)
-    given = checkpoint_at_path(config)
-    if given is not None:
-        open_checkpoint(given, prepared, console.stage)  # what is wrong with it leaves no run folder
+    found = checkpoint_at_path(config)  # before there is a folder: what is wrong with it leaves none
+    given = None if found is None else open_checkpoint(found, prepared, console.stage)
     with run_folder(config) as folder:
         open_run_log(folder / "run.log")
         console.say(f"run folder: {folder}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def checkpoint_at_path(config: RunConfig) -> Checkpoint | None:
     return found
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A checkpoint that was verified, with the controller's state in it."""
+
+    checkpoint: Checkpoint
+    state: TrainerState
+
+
 class Starts:
     """The starts of one run, the first and those after failures.
 
@@ -47,7 +56,7 @@ class Starts:
         given: a checkpoint of elsewhere to start from while there is no own one.
     """
 
-    def __init__(self, prepared: PreparedRun, folder: Path, given: Checkpoint | None, stage: Stage) -> None:
+    def __init__(self, prepared: PreparedRun, folder: Path, given: Opened | None, stage: Stage) -> None:
         self._prepared, self._folder, self._given, self._stage = prepared, folder, given, stage
         self._beginning: Mapping[str, Any] = prepared.loader.state_dict()
         self.checkpoints = CheckpointFolder(folder / CHECKPOINTS, prepared.config.trainer.max_ckpt_to_keep)
@@ -59,7 +68,8 @@ class Starts:
 
     def newest(self) -> Checkpoint | None:
         """The checkpoint that the next start goes on from."""
-        return self.checkpoints.newest() or self._given
+        own = self.checkpoints.newest()
+        return own if own is not None or self._given is None else self._given.checkpoint
 
     def next(self) -> StartPoint:
         """Verify the newest checkpoint and set the data to its position; a start of the run begins here.
@@ -68,11 +78,14 @@ class Starts:
             ConfigError: it is damaged, or of other data, another algorithm, more steps.
         """
         self.checkpoints.sweep()
-        newest = self.newest()
-        state = None if newest is None else open_checkpoint(newest, self._prepared, self._stage)
-        self._prepared.loader.load_state_dict(dict(self._beginning if state is None else state.loader))
-        least = 0 if state is None else state.version.epoch + 1
-        return StartPoint(epoch=next_epoch(self._folder, least), checkpoint=newest, state=state)
+        own = self.checkpoints.newest()
+        opened = self._given if own is None else open_checkpoint(own, self._prepared, self._stage)
+        if opened is None:
+            self._prepared.loader.load_state_dict(dict(self._beginning))
+            return StartPoint(epoch=next_epoch(self._folder))
+        self._prepared.loader.load_state_dict(dict(opened.state.loader))
+        epoch = next_epoch(self._folder, opened.state.version.epoch + 1)
+        return StartPoint(epoch=epoch, checkpoint=opened.checkpoint, state=opened.state)
 
     def cut(self, start: StartPoint) -> None:
         """Set aside what was written down after the point that the run goes on from."""
@@ -93,8 +106,8 @@ class Starts:
         return None
 
 
-def open_checkpoint(checkpoint: Checkpoint, prepared: PreparedRun, stage: Stage) -> TrainerState:
-    """The controller's state of a checkpoint whose every file is as it was written.
+def open_checkpoint(checkpoint: Checkpoint, prepared: PreparedRun, stage: Stage) -> Opened:
+    """Read every file of a checkpoint, and see whether it is as it was written and fits the run.
 
     Raises:
         ConfigError: with everything that is wrong with it, or does not fit the run.
@@ -110,4 +123,4 @@ def open_checkpoint(checkpoint: Checkpoint, prepared: PreparedRun, stage: Stage)
             f"trainer.total_training_steps: got {prepared.total_steps} steps in all, but {checkpoint.path} "
             f"is of step {state.step}"
         )
-    return state
+    return Opened(checkpoint=checkpoint, state=state)

@@ -12,7 +12,7 @@ from neoproto.config import load_config
 from neoproto.data.prompts import EncodedPrompts, PromptLoader, rows_from_dicts
 from neoproto.errors import ConfigError
 from neoproto.run.prepare import PreparedRun
-from neoproto.run.starting import Starts
+from neoproto.run.starting import Starts, open_checkpoint
 from neoproto.trainer.checkpoint import Checkpoint, CheckpointFolder, write_synced
 from neoproto.trainer.resume import STATE, TrainerState, fixed_options
 from neoproto.weights import WeightVersion
@@ -76,7 +76,8 @@ class Stages:
 
 
 def starts(run: PreparedRun, folder: Path, given: Checkpoint | None = None) -> Starts:
-    return Starts(run, folder, given, Stages())
+    opened = None if given is None else open_checkpoint(given, run, Stages())
+    return Starts(run, folder, opened, Stages())
 
 
 def test_a_new_run_starts_at_its_beginning(tmp_path: Path) -> None:

@@ -175,6 +175,23 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("store")
+def test_a_run_that_was_killed_at_its_very_end_trains_nothing_more(tmp_path: Path) -> None:
+    """Between its last checkpoint and its model."""
+    first, then = Job(tmp_path, steps=4), Job(tmp_path, steps=4)
+    expected = first.run()
+    got = then.run(then.start_point())
+    assert then.world.order() == ["publish_weights", "update_weights"]
+    assert (got.steps, got.tokens, got.last_validation) == (4, expected.tokens, expected.last_validation)
+    (tmp_path / "async").mkdir()
+    scene = SavingScene(tmp_path / "async", "decoupled_async", steps=4)
+    scene.train()
+    then_scene = SavingScene(tmp_path / "async", "decoupled_async", steps=4)
+    then_scene.go_on(epoch=1)
+    assert then_scene.train() == []
+    assert then_scene.world.order() == ["publish_weights"]
+
+
+@pytest.mark.usefixtures("store")
 def test_training_goes_on_while_a_checkpoint_is_written_and_one_at_a_time(tmp_path: Path) -> None:
     job = Job(tmp_path, steps=4, save_freq=1)
     gates: list[asyncio.Event] = []

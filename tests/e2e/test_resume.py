@@ -34,14 +34,13 @@ def model(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / "model").iterdir())}
 
 
-def kill_while_saving(command: Command, step: int) -> Finished:
-    """SIGKILL the controller as soon as the checkpoint of a step is begun."""
+def wait_for_checkpoint(command: Command, name: str) -> None:
+    """Wait until there is such a folder."""
     until, folder = time.monotonic() + LIMIT_S, command.folder / "checkpoints"
-    while not any(folder.glob(f".global_step_{step}.*.partial")):
+    while not any(folder.glob(name)):
         assert command.process.poll() is None, command.errors
-        assert time.monotonic() < until
+        assert time.monotonic() < until, command.out
         time.sleep(0.002)
-    return command.signal(signal.SIGKILL)
 
 
 def saved(folder: Path) -> list[str]:
@@ -66,8 +65,8 @@ def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path) -> 
     assert whole.code == 0, whole.errors
     words.append("trainer.save_freq=2")
     first = start(*words, "trainer.total_training_steps=5")
-    killed = kill_while_saving(first, 4)
-    assert killed.code == -signal.SIGKILL
+    wait_for_checkpoint(first, ".global_step_4.*.partial")
+    assert first.signal(signal.SIGKILL).code == -signal.SIGKILL
     folder = first.folder
     assert "global_step_2" in saved(folder)
 
@@ -114,6 +113,7 @@ def test_an_asynchronous_run_loses_and_doubles_no_prompt(start: Start, built_in_
     words += ["trainer.total_training_steps=12"]
     first = start(*words)
     first.wait_for("step 3/")
+    wait_for_checkpoint(first, "global_step_2")
     os.kill(first.worker("actor"), signal.SIGKILL)
     first.wait_for("restart 1 of 3: worker actor[0] on ")
     (step,) = re.findall(
@@ -124,11 +124,7 @@ def test_an_asynchronous_run_loses_and_doubles_no_prompt(start: Start, built_in_
     )
     first.wait_for(f"note: going on from the checkpoint of step {step}: ")
     assert (first.folder / "weight_epoch").read_text() == "1\n"
-    until = time.monotonic() + LIMIT_S
-    while first.out.count(f"step {int(step) + 1}/12") < 2 and f"step {int(step) + 3}/12" not in first.out:
-        assert first.process.poll() is None, first.errors
-        assert time.monotonic() < until, first.out
-        time.sleep(0.02)
+    first.wait_for(f"step {int(step) + 3}/12")
     assert first.signal(signal.SIGKILL).code == -signal.SIGKILL
     assert first.left_after(BOUND_S) == []
 

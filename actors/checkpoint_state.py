@@ -104,9 +104,8 @@ class HostCopies:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._pins = Pins(most=1)
 
-    @torch.no_grad()
-    def of(self, parts: Mapping[str, Part]) -> dict[str, Part]:
-        """The same parts, with their values as they are now. Overwrites what was returned before."""
+    def room_for(self, parts: Mapping[str, Part]) -> dict[str, Part]:
+        """Parts of the same kind for `fill`, in memory that what was returned before has no more."""
         needed = sum(_room(part.local) for part in parts.values())
         if needed > self._memory.numel():
             self._pins.close()
@@ -116,11 +115,17 @@ class HostCopies:
         copies: dict[str, Part] = {}
         for (name, part), memory in zip(parts.items(), self._cut(parts), strict=True):
             local = memory.view(part.local.dtype).view(part.local.shape)
-            local.copy_(part.local, non_blocking=True)
             copies[name] = Part(local=local, start=part.start, whole=part.whole)
+        return copies
+
+    @staticmethod
+    @torch.no_grad()
+    def fill(copies: Mapping[str, Part], parts: Mapping[str, Part]) -> None:
+        """Copy the values of `parts`; on any thread. Complete when this returns."""
+        for name, part in parts.items():
+            copies[name].local.copy_(part.local, non_blocking=True)
         if any(part.local.is_cuda for part in parts.values()):
             torch.cuda.synchronize()
-        return copies
 
     def _cut(self, parts: Mapping[str, Part]) -> Iterator[Tensor]:
         begin = 0

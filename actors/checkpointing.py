@@ -1,7 +1,8 @@
 """Checkpoints of a model in training, from the side of its ranks.
 
-save    (worker thread)  copy weights, optimizer and generators to host memory ──┐   training goes on
-write   (own thread)     plan, write, hash, fsync, every rank its own shard <────┘   own process group
+save    (worker thread)  make room in host memory ──┐   training goes on: forward, backward, …
+copy    (own thread)     weights, optimizer <───────┘   the optimizer's next step waits for this
+write   (own thread)     plan, write, hash, fsync, every rank its own shard, in an own process group
 finish  (event loop)     wait for the writing: name -> SHA-256 of this rank's files
 
 load    (worker thread)  read all headers, compare ─> read this rank's parts ─> generators
@@ -31,7 +32,7 @@ from neoproto.weights.peers import together
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from actors.checkpoint_files import Stored
+    from actors.checkpoint_reading import Stored
 
 
 _NICER = 10
@@ -59,9 +60,13 @@ class Checkpointer:
         self._copies = HostCopies()
         self._own_group: ProcessGroup | None = None
         self._writing: _Writing | None = None
+        loop.optimizer.register_step_pre_hook(lambda *_: self._wait_for_copies())
 
     def save(self, folder: Path, *, timeout: float = math.inf) -> None:
-        """Copy everything as it is now, and have it written to `folder` by a thread; see `finish`.
+        """Have everything as it is now copied, and written to `folder`, by a thread; see `finish`.
+
+        Only the optimizer's step and `load` change what is saved, so the copying goes on while the next
+        forward and backward passes run, and the next step waits for it.
 
         Host memory for one copy is kept from the first save on. The folder is made if need be.
 
@@ -73,12 +78,14 @@ class Checkpointer:
             OSError: that write failed, and nobody has asked `finish` about it.
         """
         parts: dict[str, Part] = {}
+        copies: dict[str, Part] = {}
 
-        def stage() -> None:
+        def make_room() -> None:
             self._wait_for_writing(timeout)
-            parts.update(self._copies.of(training_parts(self._model, self._loop.optimizer.state)))
+            parts.update(training_parts(self._model, self._loop.optimizer.state))
+            copies.update(self._copies.room_for(parts))
 
-        together(self._ranks, stage)
+        together(self._ranks, make_room)
         state = {"updates": self._loop.updates, "rng": rng_state(self._ranks.device)}
         group = self._group()
 
@@ -86,9 +93,9 @@ class Checkpointer:
             # Late: importing it takes seconds, and the controller imports this module.
             from actors.checkpoint_files import write_checkpoint
 
-            return write_checkpoint(folder, parts, state, self._ranks, group)
+            return write_checkpoint(folder, copies, state, self._ranks, group)
 
-        self._writing = _Writing(write)
+        self._writing = _Writing(lambda: self._copies.fill(copies, parts), write)
 
     async def finish(self) -> dict[str, str]:
         """Wait until this rank's files of the last save are on the disk; the same answer every time.
@@ -119,7 +126,7 @@ class Checkpointer:
             ConfigError: a file is missing or damaged; nothing was changed.
             WeightMismatch: it is of another model; says what differs; nothing was changed.
         """
-        from actors.checkpoint_files import open_checkpoint, read_checkpoint
+        from actors.checkpoint_reading import open_checkpoint, read_checkpoint
 
         model, optimizer = self._model, self._loop.optimizer
         stored: Stored | None = None
@@ -145,6 +152,11 @@ class Checkpointer:
         else:
             seed_all(self._seed, stored.updates, self._ranks.rank)
 
+    def _wait_for_copies(self) -> None:
+        """What a step is about to change must have been copied."""
+        if self._writing is not None and not self._writing.copied.wait(self._timeout_s):
+            raise TimeoutError(f"the state was still being copied for a checkpoint after {self._timeout_s} s")
+
     def _wait_for_writing(self, timeout: float) -> None:
         """Host memory and process group are in use until the last write is over."""
         if self._writing is not None:
@@ -158,16 +170,25 @@ class Checkpointer:
 
 
 class _Writing:
-    """One write, on a thread that ends with it; the process does not wait for the thread when it exits."""
+    """One write, on a thread that ends with it; the process does not wait for the thread when it exits.
 
-    def __init__(self, write: Callable[[], dict[str, str]]) -> None:
-        self._write, self._asked = write, False
+    Attributes:
+        copied: set once `copy` has ended.
+    """
+
+    def __init__(self, copy: Callable[[], None], write: Callable[[], dict[str, str]]) -> None:
+        self._copy, self._write, self._asked = copy, write, False
+        self.copied = threading.Event()
         self._written: concurrent.futures.Future[dict[str, str]] = concurrent.futures.Future()
         self._written.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
         threading.Thread(target=self._run, name="neoproto-checkpoint", daemon=True).start()
 
     def _run(self) -> None:
         try:
+            try:
+                self._copy()  # at the training's own priority, which may wait for it
+            finally:
+                self.copied.set()
             own = threading.get_native_id()  # on Linux a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICER)
             self._written.set_result(self._write())

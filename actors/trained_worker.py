@@ -28,9 +28,10 @@ class TrainedWorker(TorchWorker):
 
     @register(dispatch_mode=REPLICATED)
     def save_checkpoint(self, folder: str) -> None:
-        """Copy weights, optimizer and generators as they are now; a thread then writes them to `folder`.
+        """Have weights, optimizer and generators as they are now copied and written to `folder`, by a thread.
 
-        Training may go on when this returns. Every rank writes its own shard; all must see the folder.
+        Training may go on when this returns; the next optimizer step waits for the copying, not the writing.
+        Every rank writes its own shard; all must see the folder.
 
         Raises:
             TimeoutError: the last checkpoint was still being written when this call's time ran out.

@@ -119,11 +119,11 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
     nbytes = bench.remove()
     update = statistics.median(seconds(bench.update) for _ in range(3))
     count = math.ceil(1.5 * write / update)
-    times: dict[str, list[float]] = {name: [] for name in ("without", "stage", "with", "left", "write")}
+    times: dict[str, list[float]] = {name: [] for name in ("without", "save", "with", "left", "write")}
     for _ in range(repeats):
         times["without"].append(seconds(lambda: bench.update(count)))
-        times["stage"].append(seconds(bench.save))
-        times["with"].append(times["stage"][-1] + seconds(lambda: bench.update(count)))
+        times["save"].append(seconds(bench.save))
+        times["with"].append(times["save"][-1] + seconds(lambda: bench.update(count)))
         times["left"].append(seconds(bench.finish))
         bench.remove()
         times["write"].append(seconds(bench.write))
@@ -131,7 +131,7 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
     stalls = [one - other for one, other in zip(times["with"], times["without"], strict=True)]
     write = statistics.median(times["write"])
     detail = {f"{name}_s": [round(one, 4) for one in found] for name, found in times.items()}
-    stage = statistics.median(times["stage"])
+    call = statistics.median(times["save"])
     return [
         Figure(
             name="checkpoint_stall",
@@ -140,9 +140,9 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
             goal="<= 0.10",
             detail={"mb": nbytes / 1e6, "updates": count, "stall_s": stalls, **detail},
         ),
-        Figure(name="staging_vs_writing", value=stage / write, unit="ratio"),
-        Figure(name="staging", value=stage * 1e3, unit="ms"),
-        Figure(name="first_staging", value=first * 1e3, unit="ms"),
+        Figure(name="save_call_vs_writing", value=call / write, unit="ratio"),
+        Figure(name="save_call", value=call * 1e3, unit="ms"),
+        Figure(name="first_save_call", value=first * 1e3, unit="ms"),
         Figure(name="writing", value=write * 1e3, unit="ms"),
     ]
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from actors import checkpoint_files
+from actors.checkpoint_state import HostCopies
 from actors.torch_model import named_weights
 from neoproto.errors import ConfigError, WeightMismatch
 from tests.actors.checkpoint_program import KINDS, Trained, differing
@@ -77,6 +79,27 @@ def test_a_fresh_one_goes_on_bit_for_bit_even_from_before_the_first_step(
     assert differing(again.state(), then) == []
     assert [again.update(seed) for seed in (8, 9)] == figures
     assert differing(again.state(), first.state()) == []
+
+
+def test_a_step_waits_until_what_it_changes_was_copied(policy, tmp_path, monkeypatch):
+    policy.update(0)
+    before, fill = policy.state(), HostCopies.fill
+    events = []
+    policy.loop.optimizer.register_step_post_hook(lambda *_: events.append("step"))
+
+    def slow_fill(copies, parts):
+        time.sleep(0.5)
+        fill(copies, parts)
+        events.append("copied")
+
+    monkeypatch.setattr(HostCopies, "fill", staticmethod(slow_fill))
+    policy.checkpoints.save(tmp_path / "saved")
+    assert events == [], "saving does not wait for it"
+    policy.update(1)
+    assert events[:2] == ["copied", "step"]
+    policy.finish()
+    policy.checkpoints.load(tmp_path / "saved")
+    assert differing(policy.state(), before) == []
 
 
 def test_hyper_parameters_are_those_configured_and_the_rate_follows_from_the_updates(

@@ -235,6 +235,26 @@ class PromptFailed(NeoProtoError):
         return f"prompt {self.uid} failed after {self.tries} tries: {self.cause}"
 
 
+class TrainingGivenUp(NeoProtoError):
+    """Processes of the run failed more often than `trainer.max_restarts` without a checkpoint in between.
+
+    Attributes:
+        causes: of each failure since the last checkpoint, in words; the last failure is the `__cause__`.
+    """
+
+    def __init__(self, causes: Sequence[str]) -> None:
+        super().__init__(causes)
+        self.causes = tuple(causes)
+
+    def __str__(self) -> str:
+        listed = "; ".join(f"({number}) {cause}" for number, cause in enumerate(self.causes, start=1))
+        return f"given up after {len(self.causes)} failures without a checkpoint in between: {listed}"
+
+
+class CheckpointError(NeoProtoError):
+    """A checkpoint could not be written; the one before it is as it was."""
+
+
 class SamplesMissing(NeoProtoError, TimeoutError):
     """Rollout did not produce a training batch in time; the message says what it was doing."""
 

@@ -126,6 +126,9 @@ class Prompts:
             non_tensors={"uid": np.array([f"p{number}" for number in numbers], dtype=object)},
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
     def validation_batches(self) -> Iterator[DataProto]:
         return iter(())
 

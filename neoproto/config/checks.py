@@ -46,6 +46,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_registry(config),
         *_modes(config),
         *_heartbeats(config),
+        *_resuming(config),
     ]
 
 
@@ -399,4 +400,23 @@ def _heartbeats(config: RunConfig) -> Iterator[Problem]:
             f"trainer.heartbeat_timeout={timeout:g}",
             "trainer.heartbeat_interval",
             "trainer.heartbeat_timeout",
+        )
+
+
+def _resuming(config: RunConfig) -> Iterator[Problem]:
+    """A path is needed where one is asked for, and would be passed over elsewhere."""
+    trainer, path, mode = config.trainer, "trainer.resume_from_path", "trainer.resume_mode"
+    if trainer.resume_mode == "path" and not trainer.resume_from_path:
+        yield _problem(
+            f"{path}: got {trainer.resume_from_path!r}, but {mode}=path needs the folder of a checkpoint "
+            "or of a run",
+            path,
+            mode,
+        )
+    if trainer.resume_mode != "path" and trainer.resume_from_path is not None:
+        yield _problem(
+            f"{path}: got {trainer.resume_from_path!r} with {mode}={trainer.resume_mode}, which does not "
+            f"look at it; set {mode}=path",
+            path,
+            mode,
         )

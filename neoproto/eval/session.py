@@ -25,7 +25,7 @@ from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.run import options
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import make_run_folder, open_run_log
+from neoproto.run.folder import open_run_log, run_folder
 from neoproto.run.prepare import (
     Rows,
     Stage,
@@ -78,13 +78,13 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     placement = place(config)
     (model,) = placement.models_of("rollout")
     prepared = prepare(config, model.device_type, console.stage)
-    folder = make_run_folder(config)
-    open_run_log(folder / "run.log")
-    console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
-    samples = answer(config, prepared, placement, folder, console)
-    write_samples(folder / "validation", 0, samples)
-    figures = metrics_of(config, samples)
-    (folder / "eval.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    with run_folder(config) as folder:
+        open_run_log(folder / "run.log")
+        console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
+        samples = answer(config, prepared, placement, folder, console)
+        write_samples(folder / "validation", 0, samples)
+        figures = metrics_of(config, samples)
+        (folder / "eval.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     console.table(table_of(figures))
     console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")
     return figures

@@ -31,8 +31,9 @@ examples:
   python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)
   python -m neoproto.run --config-name ppo_monarch dry_run=true     (check it, print placement and memory)
 
-A run writes its configuration, metrics, validation samples, worker logs and the trained model to its folder,
-outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another.
+A run writes its configuration, metrics, validation samples, worker logs, checkpoints and the trained model to
+its folder, outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another. The same command with the
+same runtime.run_dir goes on from its newest checkpoint.
 """
 
 log = logging.getLogger("neoproto.run")

@@ -1,13 +1,15 @@
 """One training run, from a checked configuration to a trained model in the run folder.
 
-prepare ─> runtime (hosts, store) ─> worker groups ─> trainer loop ─> final model ─> everything closed
+prepare ─> start point ─> runtime (hosts, store) ─> worker groups ─> trainer loop ─> final model ─> all closed
+                ▲                                                         │
+                └───────────── trainer.on_failure=restart ────────────────┘
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -19,27 +21,35 @@ from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import make_run_folder, open_run_log
+from neoproto.run.folder import mark_complete, mark_incomplete, open_run_log, run_folder
 from neoproto.run.plan import show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
+from neoproto.run.restarts import Restarts
 from neoproto.run.rollout import start_replica, supervised
+from neoproto.run.starting import Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.trainers import train
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.losses import Loss
 from neoproto.runtime.placement import Placement
+from neoproto.trainer.history import METRICS, PROMPTS, PromptLog
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.replicas import ReplicaSet
+from neoproto.trainer.resume import StartPoint
+from neoproto.trainer.tasks import together
 from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 log = logging.getLogger("neoproto.run")
 
 
-def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
+def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult | None:
     """Train as `config` says.
+
+    Returns:
+        What the run came down to; None if the folder's run is complete and nothing was done.
 
     Raises:
         ConfigError: an input is wrong; no worker process was started.
@@ -47,12 +57,21 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult:
     """
     console = console or RunConsole(quiet="console" not in config.trainer.logger)
     placement, prepared = prepared_run(config, console)
-    folder = make_run_folder(config)
-    open_run_log(folder / "run.log")
-    console.say(f"run folder: {folder}")
-    for note in prepared.notes:
-        console.say(f"note: {note}")
-    return RunSession(prepared, placement, folder, console).train()
+    found = checkpoint_at_path(config)  # before there is a folder: what is wrong with it leaves none
+    given = None if found is None else open_checkpoint(found, prepared, console.stage)
+    with run_folder(config) as folder:
+        open_run_log(folder / "run.log")
+        console.say(f"run folder: {folder}")
+        starts = Starts(prepared, folder, given, console.stage)
+        steps = starts.complete()
+        if steps is not None:
+            more = "a larger trainer.total_training_steps trains on"
+            console.say(f"this run is complete: {steps} steps are trained, the model is in model/; {more}")
+            return None
+        for note in prepared.notes:
+            console.say(f"note: {note}")
+        session = RunSession(prepared, placement, folder, console, starts)
+        return Restarts(config, starts.newest, console.say).run(session.train)
 
 
 def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
@@ -104,16 +123,28 @@ class RunSession:
     """The wiring of one run: knows everybody, does nothing of their work."""
 
     def __init__(
-        self, prepared: PreparedRun, placement: Placement, folder: Path, console: RunConsole
+        self,
+        prepared: PreparedRun,
+        placement: Placement,
+        folder: Path,
+        console: RunConsole,
+        starts: Starts,
     ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
-        self._config = prepared.config
+        self._config, self._starts = prepared.config, starts
         # Made before anything is started: options that contradict each other are refused here.
         self._recipes = recipes(prepared, placement)
 
-    def train(self) -> TrainingResult:
-        """Start everything, train, write the model, close everything."""
+    def train(self, begin: Callable[[], None]) -> TrainingResult:
+        """Start everything, train, write the model, close everything. It may be called again.
+
+        Args:
+            begin: called when training begins.
+        """
         console, config = self._console, self._config
+        start = self._starts.next()
+        if (told := self._starts.told(start)) is not None:
+            console.say(f"note: {told}")
         settings = {
             "runtime": config.runtime.model_copy(update={"run_dir": str(self._folder)}),
             "topology": config.resolved_topology(),
@@ -128,18 +159,28 @@ class RunSession:
                     runtime, self._recipe("rollout"), started, groups[REGISTRY], config, console.say
                 )
                 workers = self._attached(groups, replicas)
-            with Trackers(*self._trackers()) as trackers, console.steps(self._prepared.total_steps):
+            if start.folder is not None:
+                with console.stage("loading the checkpoint"):
+                    self._load(workers, start)
+            begin()
+            mark_incomplete(self._folder)
+            self._starts.cut(start)
+            with Trackers(*self._trackers(start)) as trackers, console.steps(self._prepared.total_steps):
                 loss = runtime.watch_losses([group.name for group in groups.values()])
-                result = train(self._parts(workers, trackers, replicas), replicas, supervisor, loss)
+                parts = self._parts(workers, trackers, replicas, start)
+                result = train(parts, replicas, supervisor, loss)
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
                 self._save(workers, model_dir)
+            mark_complete(self._folder, self._prepared.total_steps)
             with console.stage("closing"):
                 runtime.close()
         console.finish(result, self._folder, model_dir)
         return result
 
-    def _parts(self, workers: Workers, tracker: Tracker, replicas: ReplicaSet) -> TrainingParts:
+    def _parts(
+        self, workers: Workers, tracker: Tracker, replicas: ReplicaSet, start: StartPoint
+    ) -> TrainingParts:
         config, prepared = self._config, self._prepared
         return training_parts(
             config,
@@ -150,13 +191,16 @@ class RunSession:
             run_dir=self._folder,
             total_steps=prepared.total_steps,
             gauges=replicas.metrics,
+            start=start,
+            checkpoints=self._starts.checkpoints,
+            prompt_log=PromptLog(self._folder / PROMPTS),
         )
 
-    def _trackers(self) -> list[Tracker]:
+    def _trackers(self, start: StartPoint) -> list[Tracker]:
         """`metrics.jsonl` is always written: reports and comparisons read it."""
-        trackers: list[Tracker] = [JsonlTracker(self._folder / "metrics.jsonl")]
+        trackers: list[Tracker] = [JsonlTracker(self._folder / METRICS)]
         if "tensorboard" in self._config.trainer.logger:
-            trackers.append(TensorBoardTracker(self._folder / "tensorboard"))
+            trackers.append(TensorBoardTracker(self._folder / "tensorboard", start.step))
         return trackers
 
     def _recipe(self, role: str) -> Recipe:
@@ -212,6 +256,26 @@ class RunSession:
             critic=groups.get("critic"),
             reference=groups.get("reference"),
         )
+
+    def _load(self, workers: Workers, start: StartPoint) -> None:
+        """Have policy and critic go on from the checkpoint."""
+        assert start.folder is not None
+        assert start.state is not None
+        limit = self._config.trainer.timeouts.checkpoint
+        groups = {"actor": workers.actor, "critic": workers.critic}
+        clock, calls = PhaseClock(), []
+        for role, group in groups.items():
+            if group is None:
+                continue
+            saved = start.state.ranks[role]
+            if saved != group.world_size:
+                self._console.say(
+                    f"note: the checkpoint of {role} is of {saved} ranks, there are {group.world_size} now: "
+                    "weights and optimizer are dealt anew, random generators are seeded anew"
+                )
+            folder = str(start.folder / role)
+            calls.append(clock.call("load", group, "load_checkpoint", folder, timeout=limit))
+        asyncio.run(together(*calls))
 
     def _save(self, workers: Workers, folder: Path) -> None:
         """The policy as a Hugging Face folder."""

@@ -228,26 +228,3 @@ def _named(parts: tuple[Part, ...], name: str) -> Part:
 
 def _span(numbers: range) -> str:
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-
-
-def placement_table(placement: Placement | None) -> Table:
-    """Where every model of the topology runs."""
-    from rich.table import Table
-
-    table = Table(title="Topology")
-    columns = ("model", "worker", "cluster", "pool", "nodes", "devices", "ranks", "device", "colocated with")
-    for column in columns:
-        table.add_column(column)
-    for row in () if placement is None else placement.placement_rows():
-        table.add_row(
-            row.model,
-            row.worker,
-            row.cluster,
-            row.pool,
-            row.nodes,
-            row.devices,
-            str(row.ranks),
-            row.device_type,
-            row.colocated_with,
-        )
-    return table

@@ -62,13 +62,13 @@ def append(file: io.FileIO, data: bytes) -> None:
 
 
 class TensorBoardTracker:
-    """Event files for TensorBoard in `folder`."""
+    """Event files for TensorBoard in `folder`; what earlier ones show of steps after `step` is hidden."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step: int = 0) -> None:
         # torch's writer pulls TensorBoard in, a second of import that only those who ask for it should pay.
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(log_dir=str(folder))
+        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=step + 1 if step else None)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():

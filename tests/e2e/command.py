@@ -65,12 +65,20 @@ class Command:
         tmp: its temporary folder.
     """
 
-    def __init__(self, cwd: Path, env: Mapping[str, str], *words: str, within: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        cwd: Path,
+        env: Mapping[str, str],
+        *words: str,
+        within: Sequence[str] = (),
+        folder: Path | None = None,
+    ) -> None:
         """Args:
         within: a program that replaces itself by the command, which is the rest of its arguments.
+        folder: the run folder, if it is not the one in `cwd`.
         """
         self.cwd = cwd
-        self.folder = cwd / "run"
+        self.folder = folder or cwd / "run"
         self.shm = "/dev/shm"
         self._mark = uuid.uuid4().hex
         # Short, since sockets lie in it: their paths have 108 bytes at most.

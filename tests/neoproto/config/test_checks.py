@@ -339,6 +339,25 @@ def test_what_the_asynchronous_modes_can_do(values: dict[str, Any]) -> None:
     assert load(values).async_options.num_warmup_batches >= 1
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"resume_mode": "path"}, "trainer.resume_from_path: got None, but trainer.resume_mode=path needs"),
+        ({"resume_mode": "path", "resume_from_path": ""}, "trainer.resume_from_path: got '', but"),
+        (
+            {"resume_from_path": "runs/a"},
+            "trainer.resume_from_path: got 'runs/a' with trainer.resume_mode=auto",
+        ),
+        ({"resume_mode": "disable", "resume_from_path": "a"}, "with trainer.resume_mode=disable"),
+    ],
+)
+def test_a_path_to_resume_from_goes_with_its_mode(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({f"trainer.{name}": value for name, value in values.items()})
+    assert said in str(caught.value)
+    assert load({"trainer.resume_mode": "path", "trainer.resume_from_path": "a"}).trainer.resume_from_path
+
+
 def test_an_explicit_topology_of_the_same_size_is_no_conflict() -> None:
     values = {
         "topology": PPO,

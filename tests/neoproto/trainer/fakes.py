@@ -231,6 +231,12 @@ class FakePrompts:
     def __init__(self, validation: int = 0, steps_per_epoch: int = 2) -> None:
         self.steps_per_epoch, self._validation, self._drawn = steps_per_epoch, validation, 0
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._drawn = state["drawn"]
+
     @property
     def has_validation(self) -> bool:
         return self._validation > 0

@@ -112,6 +112,10 @@ class Scene:
             self.trained.append([str(uid) for uid in batch["uid"]])
         return self.score(batch)
 
+    def more(self) -> dict[str, Any]:
+        """More of the run's parts."""
+        return {}
+
     async def _run(self) -> TrainingResult:
         parts = training_parts(
             self.config,
@@ -121,6 +125,7 @@ class Scene:
             show=self.recorder,
             run_dir=self.tmp_path,
             total_steps=self.steps,
+            **self.more(),
         )
         agents = {}
         if self.config.trainer.mode == "decoupled_async":

@@ -15,7 +15,8 @@ from actors.dispatch import SPLIT
 from actors.padded_batch import MODEL_COLUMNS, MicroBatch, PaddedBatch
 from actors.ranks import Ranks
 from actors.torch_model import ModelOptions, load_model, shard
-from actors.torch_worker import TorchOptions, TorchWorker
+from actors.torch_worker import TorchOptions
+from actors.trained_worker import TrainedWorker
 from actors.training import LossShare, TrainLoop, TrainOptions
 from neoproto.algorithms.aggregate import LossDenominators
 from neoproto.algorithms.value_loss import value_loss
@@ -156,12 +157,13 @@ class Critic:
         return 1.0 - unexplained / variance if variance > 1e-12 * total_squares else 0.0
 
 
-class CriticWorker(TorchWorker):
+class CriticWorker(TrainedWorker):
     """One rank of the critic. Calls come in one order on all ranks; every method is collective."""
 
     def __init__(self, options: CriticOptions) -> None:
         super().__init__(options.torch)
         self._critic = Critic(options, self.ranks)
+        self._trains(self._critic.model, self._critic.loop, options.torch)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, pad=True)
     def compute_values(self, batch: DataProto) -> DataProto:

@@ -29,7 +29,7 @@ from torch import Tensor
 from actors.continuation import Partial, continued, joined
 from actors.step_engine import StepEngine
 from neoproto.data.generation import GenerateRequest, Generation
-from neoproto.errors import RolloutError, WeightMismatch
+from neoproto.errors import EngineFailed, RolloutError, WeightMismatch
 from neoproto.weights import TensorLayout, WeightVersion
 from neoproto.weights.agent import run_to_end
 from neoproto.weights.options import PauseMode
@@ -66,7 +66,8 @@ class EngineThread:
     """Owns a `StepEngine` and the only thread that touches it. Implements `Generator` and `ServingEngine`.
 
     An engine that raised while it stepped or loaded is not used again: calls in flight and all later ones
-    raise `RolloutError` with the cause. So a half-loaded set of weights never answers.
+    raise `EngineFailed` with the cause, or `RolloutError` where another engine would not do better. So a
+    half-loaded set of weights never answers.
 
     Its coroutines belong to one event loop.
 
@@ -378,7 +379,7 @@ class EngineThread:
             self._fail(error)
             if isinstance(error, WeightMismatch | RolloutError):
                 raise
-            raise RolloutError(
+            raise EngineFailed(
                 f"loading weights {version} failed: {type(error).__name__}: {error}; this replica has ended"
             ) from error
         self._version = version
@@ -407,6 +408,8 @@ class EngineThread:
     def _refuse_if_ended(self) -> None:
         cause = self._failure
         if cause is not None:
-            raise RolloutError(f"the rollout engine has failed: {type(cause).__name__}: {cause}") from cause
+            same_again = isinstance(cause, WeightMismatch | RolloutError)  # another engine would do the same
+            kind = RolloutError if same_again and not isinstance(cause, EngineFailed) else EngineFailed
+            raise kind(f"the rollout engine has failed: {type(cause).__name__}: {cause}") from cause
         if self._closed:
-            raise RolloutError("the rollout engine has been closed")
+            raise EngineFailed("the rollout engine has been closed")

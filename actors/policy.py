@@ -12,7 +12,8 @@ from actors.log_probs import response_logits, score_responses
 from actors.padded_batch import MODEL_COLUMNS, MicroBatch, PaddedBatch
 from actors.ranks import Ranks
 from actors.torch_model import ModelOptions, load_model, named_weights, save_hf_folder, shard
-from actors.torch_worker import TorchOptions, TorchWorker
+from actors.torch_worker import TorchOptions
+from actors.trained_worker import ANSWER_S, TrainedWorker
 from actors.training import LossShare, TrainLoop, TrainOptions
 from actors.weight_registry import BlockingRegistry, Group
 from neoproto.algorithms.aggregate import LossDenominators, aggregate_loss
@@ -25,8 +26,6 @@ from neoproto.runtime import Dispatch, register
 from neoproto.store import active_store
 from neoproto.weights import Manifest, Publisher, WeightOptions, WeightVersion
 
-_ANSWER_S = 2.0
-"""What of a call's time is kept back to say what went wrong."""
 _LONGEST_WAIT_S = 600.0
 """How long leases are waited for in a call without a deadline."""
 
@@ -143,13 +142,14 @@ class Policy:
         save_hf_folder(self.model, self._options.model.path, path, self._ranks)
 
 
-class PolicyWorker(TorchWorker):
+class PolicyWorker(TrainedWorker):
     """One rank of the policy. Calls come in one order on all ranks; every method is collective."""
 
     def __init__(self, options: PolicyOptions) -> None:
         super().__init__(options.torch)
         self._options = options
         self._policy = Policy(options, self.ranks)
+        self._trains(self._policy.model, self._policy.loop, options.torch)
         self._publisher: Publisher | None = None
         self._registry: BlockingRegistry | None = None
 
@@ -181,7 +181,7 @@ class PolicyWorker(TorchWorker):
         Raises:
             WeightsInUse: a replica kept reading the oldest version until this call's time ran out.
         """
-        timeout = min(max(self.remaining() - _ANSWER_S, 0.0), _LONGEST_WAIT_S)
+        timeout = min(max(self.remaining() - ANSWER_S, 0.0), _LONGEST_WAIT_S)
         return self._publishing().publish(version, named_weights(self._policy.model), timeout=timeout)
 
     @register(dispatch_mode=REPLICATED)

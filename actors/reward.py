@@ -1,37 +1,49 @@
 """The reward worker: responses to scores.
 
-    responses [B, R] ──decode──> texts ──judge each──> token_level_scores [B, R], acc [B]
+    responses [B, R] ──decode──> texts ──judge each──> token_level_scores [B, R], acc [B], reward_failed [B]
+                                            │
+                                            └── here, or in child processes (`judge_pool`)
 
-Asynchronous reward functions overlap, up to `max_concurrency`; plain ones run in that many threads.
+An answer that its judge fails on, or takes too long over, scores 0 and is counted: what a policy
+happens to write must not end a run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
-import threading
+import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from actors.math_judge import MathJudge
-from actors.reward_function import error_place, is_async, load_reward_function, to_score
-from actors.rewards import AUTO, Score, choose_built_in, exact_match, last_number, reasoning_gym_score
+from actors.judge_pool import Failure, JudgeKind, JudgePool, JudgeSpec, Question, Verdict
+from actors.reward_function import NotAScore, error_place, is_async, load_reward_function, to_score
+from actors.rewards import AUTO, RowError, Score, choose_built_in, exact_match, last_number
 from actors.spread import SPREAD
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
-from neoproto.errors import RewardError
+from neoproto.errors import ConfigError, RewardError
 from neoproto.runtime import Dispatch, Worker, register
 
-T = TypeVar("T")
+log = logging.getLogger("neoproto.reward")
+
+INSTANT: Mapping[str, Callable[[str, Any], Score]] = {"exact_match": exact_match, "last_number": last_number}
+"""Built-ins that no answer keeps busy."""
+_MATH_S, _MATH_BYTES = 12.0, 2 << 30
+"""math-verify's own limits are three times 3 s."""
+_LONGEST_S = 86_400.0
+_ANSWER_S = 2.0
+"""What of a call's time is kept back for the way."""
+
+FAILED = {"timeout": 1, "error": 2}
+"""Values of the column `reward_failed`; 0 is a score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +55,10 @@ class RewardOptions:
         eos_token_ids: tokens that end an answer; one at its end is no part of the text.
         name: a built-in reward, or "auto": by each row's `reward_model.style`.
         custom_path, custom_name: file and name of a reward function that is used instead.
-        timeout_s: limit for one sample. A plain function that exceeds it cannot be stopped: its thread is
-            left behind, the call fails.
-        max_concurrency: samples judged at the same time.
+        timeout_s: limit for one sample.
+        num_processes: most processes that judge at the same time, of each kind of judge.
+        max_concurrency: calls of an asynchronous function at the same time.
+        max_failed_share: more failures than this share of a call's samples, in 0..1, are an error.
     """
 
     tokenizer: str
@@ -54,7 +67,9 @@ class RewardOptions:
     custom_path: str | None = None
     custom_name: str = "compute_score"
     timeout_s: float = 30.0
+    num_processes: int = 2
     max_concurrency: int = 32
+    max_failed_share: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +85,24 @@ class Sample:
     step: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What came of judging one answer.
+
+    Attributes:
+        score: 0 if it has none.
+        failure: why it has none, with `kind` "timeout" or "error".
+    """
+
+    score: Score
+    failure: Failure | None = None
+
+
 class Judge:
     """Scores samples with the built-ins or the user's function; nothing of the runtime.
+
+    Asynchronous functions overlap in this process. Plain ones, and the built-ins that an answer could keep
+    busy, run in child processes.
 
     Raises:
         ConfigError: the user's function cannot be loaded.
@@ -79,121 +110,161 @@ class Judge:
 
     def __init__(self, options: RewardOptions) -> None:
         self._options = options
-        self._math = MathJudge()
-        self._custom: Callable[..., Any] | None = None
+        self._pools: dict[JudgeKind, JudgePool] = {}
+        self._function: Callable[..., Any] | None = None
+        self.timeouts = self.errors = 0
         if options.custom_path is not None:
-            self._custom = load_reward_function(options.custom_path, options.custom_name)
+            function = load_reward_function(options.custom_path, options.custom_name)
+            if is_async(function):
+                self._function = function
+            else:
+                self._pool("custom")
 
-    @property
-    def timeouts(self) -> int:
-        """Answers that `math-verify` took too long over; they count as wrong."""
-        return self._math.timeouts
+    async def score(self, samples: Sequence[Sample], budget_s: float = math.inf) -> list[Judged]:
+        """Scores in the order of the samples; an answer without a verdict in time has none.
 
-    async def score(self, samples: Sequence[Sample]) -> list[Score]:
-        """Scores in the order of the samples.
+        Args:
+            budget_s: seconds for all of them, beside the limit for each.
 
         Raises:
-            RewardError: a judge raised, took too long, or returned no score; names the sample. The others are
-                cancelled.
+            RewardError: a row cannot be judged, whatever its answer; all answers of a call failed, or more
+                than `max_failed_share` of them. Names a sample.
         """
-        permits = asyncio.Semaphore(self._options.max_concurrency)
+        verdicts: list[Verdict | None] = [None] * len(samples)
+        pooled: dict[JudgeKind, list[int]] = {}
+        for place, sample in enumerate(samples):
+            kind = self._kind(sample)
+            if kind is None:
+                verdicts[place] = self._judge_here(sample)
+            else:
+                pooled.setdefault(kind, []).append(place)
 
-        async def one(sample: Sample) -> Score:
-            async with permits:
-                return await self._score_one(sample)
+        async def judge_all(kind: JudgeKind, places: Sequence[int]) -> None:
+            chosen = [samples[place] for place in places]
+            for place, verdict in zip(places, await self._judge(kind, chosen, budget_s), strict=True):
+                verdicts[place] = verdict
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(sample)) for sample in samples]
+                for kind, places in pooled.items():
+                    group.create_task(judge_all(kind, places))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return self._settle(samples, verdicts)
 
     def close(self) -> None:
-        self._math.close()
+        """End the child processes. Twice is a no-op."""
+        for pool in self._pools.values():
+            pool.close()
 
-    async def _score_one(self, sample: Sample) -> Score:
-        limit = self._options.timeout_s
-        clock = asyncio.timeout(limit)
+    def _kind(self, sample: Sample) -> JudgeKind | None:
+        """Who judges it; None is the caller, at once."""
+        if self._options.custom_path is not None:
+            return "custom"
         try:
-            if self._custom is None:
-                return await self._built_in(sample, clock)
-            async with clock:
-                returned = await self._call_custom(self._custom, sample)
+            chosen = choose_built_in(self._options.name, sample.style, sample.data_source)
+        except ConfigError as error:
+            raise self._blame(sample, str(error)) from error
+        return None if chosen in INSTANT else cast("JudgeKind", chosen)
+
+    def _judge_here(self, sample: Sample) -> Verdict:
+        chosen = choose_built_in(self._options.name, sample.style, sample.data_source)
+        try:
+            return INSTANT[chosen](sample.solution, sample.ground_truth)
+        except RowError as error:
+            return Failure(kind="input", text=str(error))
+
+    async def _judge(self, kind: JudgeKind, samples: Sequence[Sample], budget_s: float) -> Sequence[Verdict]:
+        if kind == "custom" and self._function is not None:
+            permits = asyncio.Semaphore(self._options.max_concurrency)
+            until = time.monotonic() + budget_s
+            calls = [self._call(self._function, sample, permits, until) for sample in samples]
+            return await asyncio.gather(*calls)
+        questions = [
+            Question(
+                data_source=sample.data_source,
+                solution=sample.solution,
+                ground_truth=sample.ground_truth,
+                extra_info=dict(sample.extra_info),
+            )
+            for sample in samples
+        ]
+        return await self._pool(kind).judge(questions, min(budget_s, _LONGEST_S))
+
+    async def _call(
+        self, function: Callable[..., Any], sample: Sample, permits: asyncio.Semaphore, until: float
+    ) -> Verdict:
+        """The user's asynchronous function, within its limit."""
+        limit = self._options.timeout_s
+        try:
+            async with permits:
+                limit = max(0.0, min(limit, until - time.monotonic()))
+                async with asyncio.timeout(limit) as clock:
+                    returned = await function(
+                        data_source=sample.data_source,
+                        solution_str=sample.solution,
+                        ground_truth=sample.ground_truth,
+                        extra_info=dict(sample.extra_info),
+                    )
+            return to_score(returned)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            raise self._blame(sample, f"raised {self._place(error)}") from error  # nobody asked it to stop
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a judge's exit must not end the worker
+            return Failure(kind="error", text=f"raised {self._place(error)}")  # nobody asked it to stop
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 — its exit must not end us
             if isinstance(error, TimeoutError) and clock.expired():
-                raise self._blame(sample, f"took longer than reward.timeout_s={limit:g}") from error
-            raise self._blame(sample, f"raised {self._place(error)}") from error
-        try:
-            return to_score(returned)
-        except ValueError as error:
-            raise self._blame(sample, str(error)) from error
+                return Failure(kind="timeout", text=f"took longer than {limit:g} s")
+            if isinstance(error, NotAScore):
+                return Failure(kind="error", text=str(error))
+            return Failure(kind="error", text=f"raised {self._place(error)}")
 
-    async def _call_custom(self, function: Callable[..., Any], sample: Sample) -> Any:
-        arguments = {
-            "data_source": sample.data_source,
-            "solution_str": sample.solution,
-            "ground_truth": sample.ground_truth,
-            "extra_info": dict(sample.extra_info),
-        }
-        if is_async(function):
-            return await function(**arguments)
-        returned = await in_thread(lambda: function(**arguments))
-        return await returned if inspect.isawaitable(returned) else returned
-
-    async def _built_in(self, sample: Sample, clock: asyncio.Timeout) -> Score:
-        chosen = choose_built_in(self._options.name, sample.style, sample.data_source)
-        if chosen == "exact_match":
-            return exact_match(sample.solution, sample.ground_truth)
-        if chosen == "last_number":
-            return last_number(sample.solution, sample.ground_truth)
-        if chosen == "math_verify":  # has a clock of its own, which does not run while it waits for its turn
-            right = await in_thread(lambda: self._math.score(sample.solution, sample.ground_truth))
-            return Score(score=right, acc=right)
-        async with clock:
-            return await in_thread(
-                lambda: reasoning_gym_score(
-                    sample.solution, sample.ground_truth, sample.data_source, sample.extra_info
-                )
+    def _settle(self, samples: Sequence[Sample], verdicts: Sequence[Verdict | None]) -> list[Judged]:
+        """Failures become scores of 0, unless there are too many of them."""
+        judged, failed = [], []
+        for sample, verdict in zip(samples, verdicts, strict=True):
+            if isinstance(verdict, Score):
+                judged.append(Judged(score=verdict))
+                continue
+            assert verdict is not None, "every sample has been judged"
+            error = self._blame(sample, verdict.text)
+            if verdict.kind == "input":
+                raise error
+            failed.append(error)
+            judged.append(Judged(score=Score(score=0.0, acc=0.0), failure=verdict))
+            self.timeouts += verdict.kind == "timeout"
+            self.errors += verdict.kind == "error"
+        most = max(1.0, self._options.max_failed_share * len(samples))
+        if failed and (len(failed) == len(samples) or len(failed) > most):
+            raise RewardError(
+                f"{len(failed)} of {len(samples)} answers got no score, more than "
+                f"reward.max_failed_share={self._options.max_failed_share:g} allows; first: {failed[0]}"
             )
+        for error in failed:
+            log.warning("scored 0: %s", error)
+        return judged
+
+    def _pool(self, kind: JudgeKind) -> JudgePool:
+        if kind not in self._pools:
+            options = self._options
+            spec = JudgeSpec(
+                kind=kind,
+                timeout_s=_MATH_S if kind == "math_verify" else options.timeout_s,
+                path=options.custom_path or "",
+                name=options.custom_name,
+                memory_bytes=_MATH_BYTES if kind == "math_verify" else None,
+            )
+            self._pools[kind] = JudgePool(spec, options.num_processes)
+        return self._pools[kind]
 
     def _place(self, error: BaseException) -> str:
         return error_place(error, Path(self._options.custom_path or "").expanduser().resolve())
 
     def _blame(self, sample: Sample, what: str) -> RewardError:
         options = self._options
-        judge = (
-            f"{options.custom_name} of {options.custom_path}" if self._custom else f"reward {options.name}"
-        )
+        custom = options.custom_path is not None
+        judge = f"{options.custom_name} of {options.custom_path}" if custom else f"reward {options.name}"
         step = "" if sample.step is None else f", step {sample.step}"
         return RewardError(f"{judge}: sample {sample.uid} (data source {sample.data_source}{step}): {what}")
-
-
-async def in_thread(function: Callable[[], T]) -> T:
-    """Run in a thread of its own, with this context's variables; cancelling stops the wait, not the thread.
-
-    The thread is a daemon: a function that never returns does not keep the process from ending.
-    """
-    # The error travels as a value: futures replace some exceptions by others, without their traceback.
-    outcome: Future[tuple[T | None, BaseException | None]] = Future()
-    outcome.set_running_or_notify_cancel()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            outcome.set_result((context.run(function), None))
-        except BaseException as error:  # noqa: BLE001 — handed to the caller, whole
-            outcome.set_result((None, error))
-
-    threading.Thread(target=run, name="reward", daemon=True).start()
-    value, error = await asyncio.wrap_future(outcome)
-    if error is not None:
-        raise error
-    return cast("T", value)
 
 
 class RewardWorker(Worker):
@@ -216,11 +287,12 @@ class RewardWorker(Worker):
 
         Returns:
             `token_level_scores` float32 [B, R], the score on the last response token and 0 elsewhere; `acc`
-            float64 [B]; with `keep_text`, `response_text`; with a custom reward function,
+            float64 [B]; `reward_failed` int8 [B], 0 or one of `FAILED`; with `keep_text`,
+            `response_text`; with a custom reward function,
             `reward_extra_info`: a dictionary a row, what it returned beside `score` and `acc`.
 
         Raises:
-            RewardError: a sample could not be judged; named by its uid, data source and step.
+            RewardError: see `Judge.score`.
         """
         start = time.perf_counter()
         columns: dict[str, Any] = batch.materialize(
@@ -229,7 +301,9 @@ class RewardWorker(Worker):
         responses = columns["responses"]
         lengths = columns["attention_mask"][:, -responses.shape[1] :].sum(dim=1)
         texts = decode(self._tokenizer, responses, lengths, self._eos_token_ids)
-        scores = await self._judge.score(make_samples(columns, texts, batch.meta_info.get("step")))
+        samples = make_samples(columns, texts, batch.meta_info.get("step"))
+        judged = await self._judge.score(samples, max(0.0, self.remaining() - _ANSWER_S))
+        scores = [one.score for one in judged]
         others: dict[str, Any] = {"acc": np.array([score.acc for score in scores], dtype=np.float64)}
         if batch.meta_info.get("keep_text"):
             others["response_text"] = texts
@@ -238,15 +312,22 @@ class RewardWorker(Worker):
         self._samples += len(scores)
         self._seconds += time.perf_counter() - start
         placed = place_scores([score.score for score in scores], lengths, responses.shape[1])
-        return DataProto.from_dict(tensors={"token_level_scores": placed}, non_tensors=others)
+        failed = torch.tensor(
+            [FAILED[one.failure.kind] if one.failure else 0 for one in judged], dtype=torch.int8
+        )
+        return DataProto.from_dict(
+            tensors={"token_level_scores": placed, "reward_failed": failed}, non_tensors=others
+        )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:
-        """Since the start: `samples`, `seconds` summed over calls, `timeouts` (see `Judge.timeouts`)."""
+        """Since the start: `samples`, `seconds` summed over calls, answers without a score for `timeouts` or
+        `errors` of their judge."""
         return {
             "samples": float(self._samples),
             "seconds": self._seconds,
             "timeouts": float(self._judge.timeouts),
+            "errors": float(self._judge.errors),
         }
 
 

@@ -21,6 +21,10 @@ _FIELD = "reward.custom_reward_function"
 _LARGEST_SCORE = 3e38  # scores travel as float32
 
 
+class NotAScore(ValueError):
+    """A reward function returned something that is no score."""
+
+
 def load_reward_function(path: str | Path, name: str = "compute_score") -> Callable[..., Any]:
     """Import `name` from the Python file `path`.
 
@@ -72,13 +76,13 @@ def to_score(returned: Any) -> Score:
     else than the score; its other entries are kept in `extra`.
 
     Raises:
-        ValueError: anything else, or a number that is not finite.
+        NotAScore: anything else, or a number that is not finite.
     """
     if not isinstance(returned, Mapping):
         value = _number(returned, "it returned")
         return Score(score=value, acc=value)
     if "score" not in returned:
-        raise ValueError(f"it returned a dictionary without 'score': {_shown(returned)}")
+        raise NotAScore(f"it returned a dictionary without 'score': {_shown(returned)}")
     score = _number(returned["score"], "it returned score =")
     acc = _number(returned["acc"], "it returned acc =") if "acc" in returned else score
     extra = {str(key): value for key, value in returned.items() if key not in ("score", "acc")}
@@ -116,15 +120,15 @@ def _number(value: Any, what: str) -> float:
     if getattr(value, "ndim", None) == 0:  # a scalar of numpy or torch
         value = value.item()
     if not isinstance(value, numbers.Real):
-        raise ValueError(f"{what} {_shown(value)} ({type(value).__name__}), not a number")
+        raise NotAScore(f"{what} {_shown(value)} ({type(value).__name__}), not a number")
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"{what} {_shown(value)}, which is too large") from None
+        raise NotAScore(f"{what} {_shown(value)}, which is too large") from None
     if not math.isfinite(number):
-        raise ValueError(f"{what} {number}, which is not finite")
+        raise NotAScore(f"{what} {number}, which is not finite")
     if abs(number) > _LARGEST_SCORE:
-        raise ValueError(f"{what} {number}, which is too large")
+        raise NotAScore(f"{what} {number}, which is too large")
     return number
 
 

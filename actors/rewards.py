@@ -24,6 +24,10 @@ _BY_DATA_SOURCE: Mapping[str, str] = {
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)")
 
 
+class RowError(ValueError):
+    """A row that no answer could be judged by: the input is wrong, not the answer."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """A judged answer.
@@ -51,11 +55,11 @@ def last_number(solution: str, ground_truth: Any) -> Score:
     Thousands separators and a leading sign are understood: "…is 1,234.50" equals 1234.5.
 
     Raises:
-        ValueError: the ground truth has no number.
+        RowError: the ground truth has no number.
     """
     expected = find_last_number(str(ground_truth))
     if expected is None:
-        raise ValueError(f"the ground truth {ground_truth!r} has no number")
+        raise RowError(f"the ground truth {ground_truth!r} has no number")
     right = float(find_last_number(solution) == expected)
     return Score(score=right, acc=right)
 
@@ -78,11 +82,11 @@ def reasoning_gym_score(
         extra_info: the task's entry: `question`, `answer`, `metadata`.
 
     Raises:
-        ValueError: no such task, or extra_info lacks a part of the entry.
+        RowError: no such task, or extra_info lacks a part of the entry.
     """
     missing = [key for key in ("question", "answer", "metadata") if key not in extra_info]
     if missing:
-        raise ValueError(f"extra_info lacks {', '.join(missing)}, which the task's verifier needs")
+        raise RowError(f"extra_info lacks {', '.join(missing)}, which the task's verifier needs")
     entry = {key: extra_info[key] for key in ("question", "answer", "metadata")}
     answer = solution.strip()
     score = float(_verifier(data_source.removeprefix(REASONING_GYM_PREFIX))(answer=answer, entry=entry))
@@ -143,4 +147,7 @@ def check_rows(name: str, rows: Iterable[PromptRow]) -> None:
 def _verifier(task: str) -> Any:
     from reasoning_gym.factory import get_score_answer_fn  # takes seconds, and only some runs need it
 
-    return get_score_answer_fn(task)
+    try:
+        return get_score_answer_fn(task)
+    except ValueError as error:
+        raise RowError(str(error)) from error

@@ -195,13 +195,17 @@ class RolloutWorker(Worker):
         return await self._rollout.generate(prompts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def attach_registry(self, registry: Group) -> None:
-        """Take weights from the registry of this worker group, as replica `{group name}/{rank}`.
+    async def attach_registry(self, registry: Group, replica: str | None = None) -> None:
+        """Take weights from the registry of this worker group.
+
+        Args:
+            replica: what to report as; `{group name}/{rank}` by default.
 
         Raises:
             RolloutError: there is one already, or no object store to read weights from.
         """
-        self._rollout.attach(GroupRegistry(registry), _store(), f"{self.group_name}/{self.rank}")
+        replica = f"{self.group_name}/{self.rank}" if replica is None else replica
+        self._rollout.attach(GroupRegistry(registry), _store(), replica)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def run_agent(self) -> None:
@@ -222,6 +226,10 @@ class RolloutWorker(Worker):
             RolloutError: loading failed half-way; this replica generates nothing any more.
         """
         await self._rollout.agent.load(version)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def ping(self) -> None:
+        """Answer at once, whatever the engine's thread does: a sign of life."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from actors.ranks import Ranks
+from neoproto.data.paths import named_errors
 from neoproto.weights import parse_dtype
 from neoproto.weights.sharding import whole_tensor
 
@@ -126,6 +128,9 @@ def save_hf_folder(model: Any, source: str | Path, target: str | Path, ranks: Ra
 
     Everything is written beside `target` and moved there at the end; what was there before is replaced.
     Collective: all ranks return when the folder is complete.
+
+    Raises:
+        OSError: on rank 0, with the path: it could not be written, and what was is removed again.
     """
     state = gathered_state(model, ranks)
     if ranks.rank == 0:
@@ -133,15 +138,27 @@ def save_hf_folder(model: Any, source: str | Path, target: str | Path, ranks: Ra
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(target.name + ".unfinished")
         _remove(unfinished)
-        model.save_pretrained(unfinished, state_dict=state)
-        for file in _tokenizer_files(Path(source)):
-            if file.is_dir():
-                shutil.copytree(file, unfinished / file.name)
-            else:
-                shutil.copyfile(file, unfinished / file.name)
+        try:
+            with named_errors(unfinished):
+                _write(model, Path(source), unfinished, state)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
         _remove(target)
         unfinished.rename(target)
     ranks.barrier()
+
+
+def _write(model: Any, source: Path, folder: Path, state: dict[str, Tensor]) -> None:
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    except SafetensorError as error:  # it says "No space left on device", but not where
+        raise OSError(f"{folder}: {error}") from error
+    for file in _tokenizer_files(source):
+        if file.is_dir():
+            shutil.copytree(file, folder / file.name)
+        else:
+            shutil.copyfile(file, folder / file.name)
 
 
 def _tokenizer_files(folder: Path) -> Iterable[Path]:

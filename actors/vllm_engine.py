@@ -9,6 +9,7 @@ those at temperature 1.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ from vllm.v1.engine import FinishReason
 from actors.continuation import Partial
 from actors.rollout_options import EngineOptions, head_dim, read_model_config
 from neoproto.data.generation import GenerateRequest, Generation
+from neoproto.data.paths import is_full
 from neoproto.errors import RolloutError, WeightMismatch
 from neoproto.weights import TensorLayout, WeightVersion, check_layout, dtype_name, parse_dtype
 
+_SHM = Path("/dev/shm")
 _KV_BLOCK = 32
 _KV_SPARE_BLOCKS = 64
 _MOST_DEFAULT_KV_BYTES = 4 << 30
@@ -70,7 +73,9 @@ class VllmEngine:
         try:
             self._engine = LLMEngine.from_engine_args(engine_args(options))
         except (ValueError, RuntimeError, NotImplementedError, OSError) as error:
-            raise RolloutError(f"vLLM cannot serve {options.model}: {_short(error)}") from error
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC and is_full(_SHM)
+            reason = f"{_short(error)} ({_SHM} is full)" if full else _short(error)
+            raise RolloutError(f"vLLM cannot serve {options.model}: {reason}") from error
         self._loaded: set[str] = set()
         self._parameters: frozenset[str] = self._engine.apply_model(self._watch_loading)[0]
         self._engine.set_weight_version("0")

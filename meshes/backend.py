@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,16 @@ from meshes.guardian import Guardian, sweep
 from meshes.jobs import MESH_PREFIX, PrivateHosts
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
-from neoproto.runtime.backend import BackendOptions, GroupRequest, OnDeath, OnReply, OnRequest, ProcessInfo
+from neoproto.runtime.backend import (
+    STORE_KEY,
+    BackendOptions,
+    GroupRequest,
+    OnDeath,
+    OnReply,
+    OnRequest,
+    ProcessInfo,
+    store_death,
+)
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import LAST, CallHeader
 
@@ -30,8 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STORE_ACTORS = "neoproto.store.engine."
-STORE_KEY = "/store"
-"""What the store's processes are watched as; no group's key has a slash."""
 SOCKETS_S = 2.0
 """How long the kernel may take to give up the sockets of killed processes."""
 KILLED_STOP_S = 2.0
@@ -49,6 +56,7 @@ class MonarchBackend:
         self._hook: FaultHook | None = None
         self._groups: dict[str, MonarchGroup] = {}
         self._store: GlobalStore | None = None
+        self._store_processes: Mapping[str, Sequence[ProcessInfo]] = {}
         self._tmp_dir = ""
         self._closing: Future[None] = Future()
 
@@ -66,7 +74,7 @@ class MonarchBackend:
         if (client_dir := sdk.client_dir()) is not None:
             self._guardian.guard_client_dir(str(client_dir))
         self._report_death = on_death
-        self._deaths = DeathWatch(self._on_death)
+        self._deaths = DeathWatch(self._on_death, stopped_timeout_s=options.options["stopped_timeout_s"])
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
@@ -104,9 +112,15 @@ class MonarchBackend:
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
         client = self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
-        for number, pid in enumerate(self._store.processes(options.run_id)):
-            deaths.watch(STORE_KEY, number, pid)
+        self._store_processes = self._store.processes(options.run_id)
+        everybody = [info for some in self._store_processes.values() for info in some]
+        for number, info in enumerate(everybody):
+            deaths.watch(STORE_KEY, number, info.pid)
         return client
+
+    def store_processes(self) -> Mapping[str, Sequence[ProcessInfo]]:
+        """The store's processes on this machine."""
+        return self._store_processes
 
     def close_store(self, timeout_s: float) -> None:
         """Close the global store."""
@@ -121,7 +135,8 @@ class MonarchBackend:
             return
         if cause is None or self._store is None:
             return
-        reason = f"a process of the object store died: {cause}"
+        self._report_death(key, rank, cause)
+        reason = store_death(cause)
         self._store.fail(reason)
         for group in list(self._groups.values()):
             if not group.released:

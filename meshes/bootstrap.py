@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
+import io
 import os
 import runpy
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshes.stacks import STACKS_SIGNAL
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
 
@@ -24,12 +29,34 @@ def main() -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+        sys.stdout, sys.stderr = text_log(1), text_log(2)
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     try:
         runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
     except SystemExit as end:
         leave(end.code)
+
+
+class LogFile(io.FileIO):
+    """Drops what a full disk does not take.
+
+    A worker must not fail by a line of its log: what writes the metrics ends the run, and names the disk.
+    """
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return memoryview(data).nbytes
+
+
+def text_log(number: int) -> io.TextIOWrapper:
+    """What Python prints by, unbuffered, to a file descriptor that leads to a log."""
+    raw: Any = LogFile(number, "wb", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def leave(code: object) -> NoReturn:

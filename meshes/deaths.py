@@ -2,6 +2,10 @@
 
 pidfd readable ──> "gone" at once ──> cause from the kernel, or from supervision within PATIENCE_S
 fault hook / __supervise__ ──> (group, rank, cause)
+stopped (SIGSTOP, a debugger) for too long ──> SIGKILL, and so a death like any other
+
+A stopped process neither dies nor answers: without the last line, whoever waits for it would wait for the
+deadline of its call.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ OnDeath = Callable[[str, int, str | None], None]
 
 PATIENCE_S = 2.5
 """How long the cause of a known death is waited for."""
+LOOK_S = 1.0
+"""How often processes are looked at that may have been stopped."""
 
 # include/uapi/linux/pidfd.h: PIDFD_GET_INFO reports the exit status of a reaped process since Linux 6.15.
 _PIDFD_GET_INFO = 0xC040FF0B
@@ -33,18 +39,25 @@ _INFO_FORMAT = "=QQ11Ii"
 class _Watched:
     key: str
     rank: int
+    pid: int
     pidfd: int
     give_up_at: float | None = None
+    stopped_s: float = 0.0
+    cause: str | None = None
 
 
 class DeathWatch:
-    """One thread that watches the processes of this machine."""
+    """One thread that watches the processes of this machine.
 
-    def __init__(self, on_death: OnDeath) -> None:
-        self._on_death = on_death
+    Args:
+        on_death: told (key, rank, cause); the cause is None as long as only the death is known.
+        stopped_timeout_s: how long a process may be stopped by a signal before it is killed.
+    """
+
+    def __init__(self, on_death: OnDeath, *, stopped_timeout_s: float = 10.0) -> None:
+        self._on_death, self._stopped_timeout_s = on_death, stopped_timeout_s
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
-        self._causes: dict[tuple[str, int], str] = {}
         self._wake_read, self._wake_write = os.pipe()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="neoproto-deaths", daemon=True)
@@ -60,7 +73,7 @@ class DeathWatch:
         except OSError:
             return  # no pidfds on this kernel: supervision alone reports the death
         with self._lock:
-            self._watched[pidfd] = _Watched(key=key, rank=rank, pidfd=pidfd)
+            self._watched[pidfd] = _Watched(key=key, rank=rank, pid=pid, pidfd=pidfd)
         self._wake()
 
     def forget(self, key: str) -> None:
@@ -75,11 +88,11 @@ class DeathWatch:
     def report_cause(self, key: str, rank: int, cause: str) -> None:
         """Supervision's word on a death, wherever the process was."""
         with self._lock:
-            self._causes[key, rank] = cause
             waiting = [one for one in self._watched.values() if (one.key, one.rank) == (key, rank)]
             for one in waiting:
                 del self._watched[one.pidfd]
                 os.close(one.pidfd)
+                cause = one.cause or cause
         self._on_death(key, rank, cause)
         self._wake()
 
@@ -101,6 +114,7 @@ class DeathWatch:
             os.write(self._wake_write, b"x")
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while True:
             with self._lock:
                 if self._closed:
@@ -111,13 +125,29 @@ class DeathWatch:
                 poll.register(self._wake_read, select.POLLIN)
                 for one in running:
                     poll.register(one.pidfd, select.POLLIN)
-            for number, _ in poll.poll(20 if ended else None):
+            for number, _ in poll.poll(20 if ended else LOOK_S * 1000 if running else None):
                 if number == self._wake_read:
                     os.read(self._wake_read, 4096)
                 else:
                     self._process_ended(number)
             for one in ended:
                 self._look_for_cause(one)
+            if (since := time.monotonic() - looked) >= LOOK_S:
+                looked = time.monotonic()
+                # Were this process stopped as well, the time until it went on says nothing about the others.
+                self._look_for_stopped(min(since, 2 * LOOK_S))
+
+    def _look_for_stopped(self, seconds: float) -> None:
+        """Count the seconds since the last look for processes that are stopped, and kill in the end."""
+        with self._lock:
+            for one in self._watched.values():
+                if one.give_up_at is not None or one.cause is not None:
+                    continue
+                one.stopped_s = one.stopped_s + seconds if is_stopped(one.pid) else 0.0
+                if one.stopped_s >= self._stopped_timeout_s:
+                    one.cause = f"stopped by a signal for {one.stopped_s:.1f} s, then killed"
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
 
     def _process_ended(self, pidfd: int) -> None:
         with self._lock:
@@ -132,12 +162,21 @@ class DeathWatch:
         with self._lock:
             if one.pidfd not in self._watched:
                 return
-            cause = exit_cause(one.pidfd)
+            cause = one.cause or exit_cause(one.pidfd)
             if cause is None and one.give_up_at is not None and time.monotonic() < one.give_up_at:
                 return
             del self._watched[one.pidfd]
             os.close(one.pidfd)
         self._on_death(one.key, one.rank, cause or "the process ended; neither exit code nor signal is known")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped by a signal, or by a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rsplit(b")", 1)[1].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 def exit_cause(pidfd: int) -> str | None:

@@ -21,7 +21,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from neoproto.data.paths import named_errors
 from neoproto.errors import RuntimeClosed
+from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import held_signals
 
 T = TypeVar("T")
@@ -95,9 +97,8 @@ def start_client(log_path: Path) -> None:
             return
         _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
         _remove_at_exit(_client_dir)
-        with held_signals():
-            with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
-                _pinned = context()
+        with held_signals(), quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+            _pinned = context()
             atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
 
 
@@ -185,11 +186,16 @@ def helpers_left() -> bool:
 
 @contextlib.contextmanager
 def quiet_terminal(log_path: Path) -> Iterator[None]:
-    """Send file descriptors 1 and 2 to a file within the block: native code prints there without asking."""
+    """Send file descriptors 1 and 2 to a file within the block: native code prints there without asking.
+
+    Raises:
+        OSError: at the end of the block: the file cannot be written.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    target = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    # In memory first: where a write fails, on a full disk say, Monarch ends the program without a word.
+    target = os.memfd_create("terminal")
     saved = [os.dup(1), os.dup(2)]
     try:
         os.dup2(target, 1)
@@ -202,7 +208,9 @@ def quiet_terminal(log_path: Path) -> Iterator[None]:
         for number, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, number)
             os.close(copy)
-        os.close(target)
+        with named_errors(log_path), os.fdopen(target, "rb") as said, log_path.open("ab") as log:
+            said.seek(0)
+            log.write(said.read())
 
 
 def stop_procs(procs: Any, timeout_s: float) -> bool:
@@ -221,7 +229,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         import monarch.job  # noqa: F401 - its logger gets a terminal handler of its own when it is imported
 
-        self._handler = logging.FileHandler(path)
+        self._handler = LogFileHandler(path)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         self._before: list[tuple[logging.Logger, list[logging.Handler], bool]] = []
         for name in ("monarch", "monarch._src.job.job", "meshes", "neoproto.runtime"):

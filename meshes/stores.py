@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import pickle
+import re
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from meshes import sdk
 from meshes.bootstrap import LOG_VARIABLE
 from meshes.guardian import marked_processes
 from neoproto.errors import RuntimeClosed
+from neoproto.runtime.backend import ProcessInfo
 
 if TYPE_CHECKING:
     from neoproto.store.engine import StoreClient, StoreSpec
@@ -106,14 +109,19 @@ class GlobalStore:
         set_process_store(client)
         return client
 
-    def processes(self, run_id: str) -> list[int]:
+    def processes(self, run_id: str) -> dict[str, list[ProcessInfo]]:
         """Those of this machine, by the logs they write."""
-        folder = f"{LOG_VARIABLE}={self._log_dir}/".encode()
-        found = []
+        logs = re.compile(
+            rf"{LOG_VARIABLE}={re.escape(str(self._log_dir))}/(volume|index)(\d*)\.log".encode()
+        )
+        found: dict[str, list[ProcessInfo]] = {}
         for pid in marked_processes(run_id):
             with contextlib.suppress(OSError):
-                if folder in Path(f"/proc/{pid}/environ").read_bytes():
-                    found.append(pid)
+                for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    if log := logs.fullmatch(entry):
+                        name, rank = f"store-{log[1].decode()}", int(log[2] or 0)
+                        info = ProcessInfo(rank=rank, pid=pid, host=socket.gethostname(), rendezvous=None)
+                        found.setdefault(name, []).append(info)
         return found
 
     def fail(self, reason: str) -> None:

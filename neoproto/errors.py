@@ -182,6 +182,43 @@ class RolloutError(NeoProtoError):
     """The generation engine failed or returned something that breaks its contract."""
 
 
+class EngineFailed(RolloutError):
+    """A replica's engine has ended: it answers nothing any more, another replica may."""
+
+
+class ReplicaFailed(NeoProtoError):
+    """A rollout replica is gone, or not up yet: what it was asked for may be asked of another.
+
+    Attributes:
+        replica: which.
+        reason: why, in words; the failure itself is the `__cause__` where there was one.
+    """
+
+    def __init__(self, replica: str, reason: str) -> None:
+        super().__init__(replica, reason)
+        self.replica, self.reason = replica, reason
+
+    def __str__(self) -> str:
+        return f"replica {self.replica} failed: {self.reason}"
+
+
+class ReplicaLost(NeoProtoError):
+    """A rollout replica failed more often than it may be restarted.
+
+    Attributes:
+        replica, restarts: which one, how often it was restarted.
+        causes: of each of its failures, in words, the first one first.
+    """
+
+    def __init__(self, replica: str, restarts: int, causes: Sequence[str]) -> None:
+        super().__init__(replica, restarts, causes)
+        self.replica, self.restarts, self.causes = replica, restarts, tuple(causes)
+
+    def __str__(self) -> str:
+        history = "; ".join(f"{number}. {cause}" for number, cause in enumerate(self.causes, start=1))
+        return f"replica {self.replica} is lost after {self.restarts} restart(s): {history}"
+
+
 class PromptFailed(NeoProtoError):
     """A prompt was given to rollout as often as `max_tries` allows, and never answered.
 
@@ -196,6 +233,26 @@ class PromptFailed(NeoProtoError):
 
     def __str__(self) -> str:
         return f"prompt {self.uid} failed after {self.tries} tries: {self.cause}"
+
+
+class TrainingGivenUp(NeoProtoError):
+    """Processes of the run failed more often than `trainer.max_restarts` without a checkpoint in between.
+
+    Attributes:
+        causes: of each failure since the last checkpoint, in words; the last failure is the `__cause__`.
+    """
+
+    def __init__(self, causes: Sequence[str]) -> None:
+        super().__init__(causes)
+        self.causes = tuple(causes)
+
+    def __str__(self) -> str:
+        listed = "; ".join(f"({number}) {cause}" for number, cause in enumerate(self.causes, start=1))
+        return f"given up after {len(self.causes)} failures without a checkpoint in between: {listed}"
+
+
+class CheckpointError(NeoProtoError):
+    """A checkpoint could not be written; the one before it is as it was."""
 
 
 class SamplesMissing(NeoProtoError, TimeoutError):

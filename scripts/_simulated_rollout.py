@@ -194,6 +194,7 @@ class SimulatedReplica:
         options: UpdateOptions,
         seed: int,
     ) -> None:
+        self.name = name
         load, prefetch = (times.driven_sync, 0.0) if driven else (times.load, times.prefetch)
         self.engine = Engine(slots, load)
         self.agent = UpdateAgent(

@@ -27,10 +27,11 @@ from _virtual_time import VirtualLoop
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
 from neoproto.store import MemoryStore, use_store
-from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
+from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import StepReport, TrainingParts, training_parts
 from neoproto.trainer.sync import SyncTrainer
+from neoproto.trainer.tasks import beside
 from neoproto.weights import LocalRegistry, WeightVersion
 from neoproto.weights.options import UpdateOptions
 
@@ -125,6 +126,9 @@ class Prompts:
             non_tensors={"uid": np.array([f"p{number}" for number in numbers], dtype=object)},
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
     def validation_batches(self) -> Iterator[DataProto]:
         return iter(())
 
@@ -140,6 +144,19 @@ class _Mark:
     metrics: Mapping[str, float]
 
 
+class Place:
+    """A replica as the dispatcher sees it; it never fails."""
+
+    up = True
+
+    def __init__(self, rollout: SimulatedGroup, rank: int, replica: SimulatedReplica) -> None:
+        self.name, self._process = replica.name, rollout.rank(rank)
+
+    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
+        batch: DataProto = await self._process.submit("generate_sequences", (prompts,), timeout=timeout)
+        return batch
+
+
 class Simulation:
     """The workers of one run, and who listens to its trainer."""
 
@@ -150,7 +167,7 @@ class Simulation:
         self._replicas = [
             SimulatedReplica(
                 self._registry,
-                f"rollout/{rank}",
+                f"rollout-{rank}",
                 slots=setup.slots,
                 times=setup.times,
                 driven=setup.mode != "decoupled_async",
@@ -189,19 +206,15 @@ class Simulation:
             await SyncTrainer(parts).run()
             return self._outcome()
         rollout = parts.workers.rollout
-        replicas = [GroupReplica(rollout, rank) for rank in range(setup.replicas)]
+        assert isinstance(rollout, SimulatedGroup)
+        places = [Place(rollout, rank, simulated) for rank, simulated in enumerate(self._replicas)]
         agents: dict[str, asyncio.Task[Any]] = {}
         if setup.mode == "decoupled_async":
             agents = {
-                f"the update agent of {replica.name}": self._loop.on("rollout", simulated.agent.run())
-                for replica, simulated in zip(replicas, self._replicas, strict=True)
+                f"the update agent of {simulated.name}": self._loop.on("rollout", simulated.agent.run())
+                for simulated in self._replicas
             }
-        try:
-            await AsyncTrainer(parts, self._registry, replicas, agents).run()
-        finally:
-            for agent in agents.values():
-                agent.cancel()
-            await asyncio.gather(*agents.values(), return_exceptions=True)
+        await beside(AsyncTrainer(parts, self._registry, places).run(), agents)
         return self._outcome()
 
     def _parts(self) -> TrainingParts:
@@ -288,7 +301,8 @@ def run_config(setup: Setup) -> RunConfig:
         }
     return load_config(
         {
-            "data": {"train_batch_size": setup.prompts},
+            # The task is not asked for anything; its size only has to be enough for a batch.
+            "data": {"train_batch_size": setup.prompts, "task": {"size": setup.prompts}},
             "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": setup.prompts}},
             "algorithm": {"adv_estimator": "reinforce_plus_plus"},
             "trainer": trainer,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from neoproto.config.base import Count, Fraction, NonNegative, Positive, Seconds, Section
+from neoproto.config.base import Count, Fraction, NonNegative, Positive, Seconds, Section, Share
 
 VERL_KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 """verl's names of the estimators, and ours (Schulman, "Approximating KL divergence")."""
@@ -89,6 +89,11 @@ class RewardConfig(Section):
     custom_reward_function: RewardFunctionConfig = RewardFunctionConfig()
     """Used for every row when it has a path."""
     timeout_s: Seconds = 10.0
-    """Seconds one sample may take before the run fails with its id."""
+    """Seconds one answer may take; one that takes longer scores 0 and is counted."""
+    num_processes: Count = 2
+    """Processes that judge with plain functions and with tasks' own verifiers; started as they are needed."""
     max_concurrency: Count = 64
-    """Async rewards in flight at once."""
+    """Calls of an `async` reward function in flight at once."""
+    max_failed_share: Share = 0.5
+    """Answers that the judge fails on, or takes too long over, score 0; more of them than this share of a
+    call end the run."""

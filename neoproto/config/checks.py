@@ -45,6 +45,8 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_roles(config),
         *_registry(config),
         *_modes(config),
+        *_heartbeats(config),
+        *_resuming(config),
     ]
 
 
@@ -387,4 +389,34 @@ def _modes(config: RunConfig) -> Iterator[Problem]:
             f"trainer.{mode}.parameter_sync_step",
             "trainer.replay_buffer",
             "trainer.mode",
+        )
+
+
+def _heartbeats(config: RunConfig) -> Iterator[Problem]:
+    interval, timeout = config.trainer.heartbeat_interval, config.trainer.heartbeat_timeout
+    if interval >= timeout:
+        yield _problem(
+            f"trainer.heartbeat_interval: got {interval:g}, wanted less than "
+            f"trainer.heartbeat_timeout={timeout:g}",
+            "trainer.heartbeat_interval",
+            "trainer.heartbeat_timeout",
+        )
+
+
+def _resuming(config: RunConfig) -> Iterator[Problem]:
+    """A path is needed where one is asked for, and would be passed over elsewhere."""
+    trainer, path, mode = config.trainer, "trainer.resume_from_path", "trainer.resume_mode"
+    if trainer.resume_mode == "path" and not trainer.resume_from_path:
+        yield _problem(
+            f"{path}: got {trainer.resume_from_path!r}, but {mode}=path needs the folder of a checkpoint "
+            "or of a run",
+            path,
+            mode,
+        )
+    if trainer.resume_mode != "path" and trainer.resume_from_path is not None:
+        yield _problem(
+            f"{path}: got {trainer.resume_from_path!r} with {mode}={trainer.resume_mode}, which does not "
+            f"look at it; set {mode}=path",
+            path,
+            mode,
         )

@@ -49,9 +49,11 @@ REFUSED_KEYS: dict[str, str] = {
     "use_policy_gradient": "the loss is policy_loss.loss_mode, always clipped; remove it",
     "loss_type": "the loss is policy_loss.loss_mode, always clipped; remove it",
     "use_pf_ppo": "prompts are not reweighted; remove it",
-    "max_actor_ckpt_to_keep": "there are no checkpoints while training yet; remove it",
-    "max_critic_ckpt_to_keep": "there are no checkpoints while training yet; remove it",
-    "resume_from_path": "there are no checkpoints while training yet; remove it",
+    "max_actor_ckpt_to_keep": "a checkpoint is kept or removed whole; set trainer.max_ckpt_to_keep instead",
+    "max_critic_ckpt_to_keep": "a checkpoint is kept or removed whole; set trainer.max_ckpt_to_keep instead",
+    "default_hdfs_dir": "checkpoints lie in the run's folder, below trainer.default_local_dir; remove it",
+    "del_local_ckpt_after_load": "checkpoints are kept by their number; set trainer.max_ckpt_to_keep instead",
+    "esi_redundant_time": "checkpoints are saved by steps; set trainer.save_freq instead",
     "log_val_generations": "all samples are in the run's folder, validation/step_N.jsonl; remove it",
     "balance_batch": "rows are dealt to ranks in order; remove it",
     "critic_warmup": "policy and critic train from the first step; remove it",
@@ -81,8 +83,7 @@ REFUSED_VALUES: dict[str, str] = {
     "trainer.mode": "the modes are sync, separate_async and decoupled_async",
     "runtime.monarch.job_mode": "the only mode is process, private hosts on this machine; "
     "running on a job of `monarch apply` is not there yet",
-    "trainer.save_freq": "there are no checkpoints while training yet, only the final model; set it to -1",
-    "trainer.resume_mode": "there are no checkpoints to resume from yet; set it to disable",
+    "trainer.resume_mode": "the modes are auto, disable and path; verl's resume_path is called path here",
 }
 """By full path: options that exist with fewer values than in verl."""
 

@@ -38,6 +38,9 @@ class RuntimeConfig(Section):
     """Name of a registered backend."""
     run_dir: str | None = None
     """The run's folder; null = a new one below `trainer.default_local_dir`."""
+    stopped_timeout: Seconds = 10.0
+    """A process of this machine that has been stopped by a signal for so many seconds is ended; it counts as
+    dead then."""
     env_vars: dict[EnvName, str] = Field(default_factory=dict)
     """Environment of every worker process, set at spawn before any import."""
     monarch: MonarchConfig = MonarchConfig()

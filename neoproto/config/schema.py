@@ -42,6 +42,8 @@ class RunConfig(RuntimeRoot):
     """How weights reach rollout."""
     trainer: TrainerConfig = TrainerConfig()
     """The loop."""
+    dry_run: bool = False
+    """Check everything, print placement, memory and the work of a step, and start nothing."""
 
     @property
     def uses_critic(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section
+from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section, Size
 from neoproto.config.modes import DecoupledAsyncConfig, ReplayBufferConfig, SeparateAsyncConfig
 
 Logger = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow"]
@@ -34,6 +34,8 @@ class TimeoutsConfig(Section):
     """Generating one validation batch."""
     save: Seconds = 120.0
     """Writing the final Hugging Face folder."""
+    checkpoint: Seconds = 300.0
+    """Copying what a checkpoint needs to host memory; then, beside training, writing it; and loading one."""
 
 
 class TrainerConfig(Section):
@@ -74,10 +76,26 @@ class TrainerConfig(Section):
     """Devices per node of the preset topology (process slots on CPU); null = 1."""
     device_type: Literal["auto", "cpu", "gpu"] = "auto"
     """auto = gpu if this machine has one."""
-    save_freq: Literal[-1] = -1
-    """Checkpoints while training: none yet."""
-    resume_mode: Literal["disable"] = "disable"
-    """Resuming from a checkpoint: not yet."""
+    max_replica_restarts: Size = 3
+    """How often one rollout replica may be started anew before the run fails."""
+    heartbeat_interval: Seconds = 2.0
+    """Seconds between two heartbeats of a rollout replica; below `heartbeat_timeout`."""
+    heartbeat_timeout: Seconds = 20.0
+    """A replica that answers none for so many seconds is ended, and started anew."""
+    save_freq: Interval = 20
+    """Save a checkpoint after every so many steps, and after the last; -1 or 0 = none."""
+    max_ckpt_to_keep: Count | None = 2
+    """Checkpoints kept, the newest; null = all."""
+    resume_mode: Literal["auto", "disable", "path"] = "auto"
+    """auto = a run in a folder that has checkpoints (`runtime.run_dir`) goes on from the newest; disable = a
+    folder that holds a run is refused; path = from `resume_from_path`, in a new folder."""
+    resume_from_path: str | None = None
+    """A checkpoint's folder, or that of a run, whose newest is taken; needs `resume_mode=path`."""
+    on_failure: Literal["fail", "restart"] = "fail"
+    """When a process of the run dies or does not answer: fail = the run ends; restart = everything is started
+    anew, from the last checkpoint."""
+    max_restarts: Size = 3
+    """Restarts in a row without a new checkpoint in between; one more failure ends the run."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """Deadlines."""
 

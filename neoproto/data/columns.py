@@ -9,6 +9,7 @@ one batch operation computes each distinct view once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -64,9 +65,13 @@ class View:
         if self.parts is None:
             return [(0, self.rows, None)]
         rows = np.asarray(self.rows, dtype=np.int64)
+        # Sorted once: a batch of many small chunks has about as many sources as rows, and a look at all rows
+        # for each of them would take the square of that.
+        order = np.argsort(self.parts, kind="stable")
+        ends = np.searchsorted(self.parts[order], np.arange(count + 1))
         found: list[tuple[int, Rows, npt.NDArray[np.int64] | None]] = []
-        for part in range(count):
-            where = np.flatnonzero(self.parts == part)
+        for part, (start, end) in enumerate(itertools.pairwise(ends.tolist())):
+            where = order[start:end]
             if where.size:
                 found.append((part, rows[where], where.astype(np.int64, copy=False)))
         return found

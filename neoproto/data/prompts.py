@@ -243,6 +243,7 @@ class PromptLoader:
             )
         self._encoded, self._batch_size, self._shuffle, self._seed = encoded, batch_size, shuffle, seed
         self._epoch = self._position = 0
+        self._fingerprint: str | None = None  # of all prompts: made once, when it is first asked for
         self._order = self._permutation()
 
     @property
@@ -268,12 +269,14 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data, of plain types."""
+        if self._fingerprint is None:
+            self._fingerprint = self._encoded.fingerprint()
         return {
             "epoch": self._epoch,
             "position": self._position,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "fingerprint": self._encoded.fingerprint(),
+            "fingerprint": self._fingerprint,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

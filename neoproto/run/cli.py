@@ -9,11 +9,12 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from neoproto.config import CONFIG_NAMES
 from neoproto.errors import ConfigError, NeoProtoError, StackError, first_line
+from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import Terminated
 from neoproto.stack import check_stack
 
@@ -28,9 +29,11 @@ examples:
   python -m neoproto.run --config-name ppo_monarch data=files data.train_files=a.jsonl data.val_files=b.jsonl
   python -m neoproto.run --config-dir my_configs --config-name my_ppo
   python -m neoproto.run --config-name ppo_monarch --cfg job        (print the configuration, run nothing)
+  python -m neoproto.run --config-name ppo_monarch dry_run=true     (check it, print placement and memory)
 
-A run writes its configuration, metrics, validation samples, worker logs and the trained model to its folder,
-outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another.
+A run writes its configuration, metrics, validation samples, worker logs, checkpoints and the trained model to
+its folder, outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another. The same command with the
+same runtime.run_dir goes on from its newest checkpoint.
 """
 
 log = logging.getLogger("neoproto.run")
@@ -58,8 +61,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parser().parse_intermixed_args(argv)
+    return guarded(lambda: execute(options))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command; what it raises becomes a line on stderr and the code that goes with it."""
     try:
-        return execute(options)
+        return command()
     except ConfigError as error:
         return complain(listed(error), 2)
     except StackError as error:
@@ -92,9 +100,12 @@ def execute(options: argparse.Namespace) -> int:
 
     config = load_config(mapping)
     check_stack()
-    from neoproto.run.session import run
+    from neoproto.run.session import dry_run, run
 
-    run(config)
+    if config.dry_run:
+        dry_run(config)
+    else:
+        run(config)
     return 0
 
 
@@ -111,7 +122,11 @@ def listed(error: ConfigError) -> str:
 
 
 def log_hint() -> str:
-    """Where the whole story is, once the run has a log."""
+    """Where the whole story is, once the run has a log; or why it is not there."""
     handlers = logging.getLogger("neoproto").handlers
-    files = [handler.baseFilename for handler in handlers if isinstance(handler, logging.FileHandler)]
-    return f" (details: {files[0]})" if files else ""
+    for handler in handlers:
+        if isinstance(handler, LogFileHandler):
+            path, failure = handler.baseFilename, handler.failure
+            reason = failure and (failure.strerror or str(failure))
+            return f" ({path} is not complete: {reason})" if reason else f" (details: {path})"
+    return ""

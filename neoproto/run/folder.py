@@ -1,41 +1,68 @@
-"""The run folder: `config.yaml`, `run.log`, `metrics.jsonl`, `validation/`, `logs/`, `model/`."""
+"""The run folder: its making, its lock, and the small files in it that outlive a start of the run."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import fcntl
+import json
 import logging
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from meshes.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.runtime.logfile import LogFileHandler
+from neoproto.trainer.checkpoint import sync, write_synced
+from neoproto.trainer.history import METRICS
+
+CONFIG, LOCK, EPOCH, COMPLETE = "config.yaml", "run.lock", "weight_epoch", "complete.json"
 
 
-def make_run_folder(config: RunConfig) -> Path:
-    """Create the run's folder: `runtime.run_dir`, or one named by time below `trainer.default_local_dir`.
+@contextmanager
+def run_folder(config: RunConfig) -> Iterator[Path]:
+    """The run's folder, made if need be, and this process's alone until the block is left.
+
+    `runtime.run_dir`, or one named by time below `trainer.default_local_dir`.
 
     Raises:
-        ConfigError: the folder cannot be made, or already holds a run.
+        ConfigError: it cannot be made, another run uses it, or it holds a run that is not to be gone on with.
     """
     trainer = config.trainer
+    named = config.runtime.run_dir is not None
     if config.runtime.run_dir is not None:
         field = "runtime.run_dir"
         folder = user_path(config.runtime.run_dir, field=field).absolute()
-        if (folder / "metrics.jsonl").exists():
-            raise ConfigError(f"{field}: {folder} already holds a run")
     else:
         field = "trainer.default_local_dir"
         parent = user_path(trainer.default_local_dir, field=field).absolute()
         parent = parent / trainer.project_name / trainer.experiment_name
         folder = unused(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
-    try:
-        folder.mkdir(parents=True, exist_ok=config.runtime.run_dir is not None)
-        write_config(folder / "config.yaml", config)
-    except OSError as error:
-        raise ConfigError(f"{field}: cannot write to {folder}: {error.strerror or error}") from error
-    return folder
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=named)
+            if not stack.enter_context(_locked(folder / LOCK)):
+                raise ConfigError(f"{field}: {folder} is in use by another run")
+            if holds_run(folder) and trainer.resume_mode != "auto":
+                raise ConfigError(
+                    f"{field}: {folder} already holds a run; trainer.resume_mode=auto goes on with it"
+                )
+            write_config(folder, config)
+        except OSError as error:
+            raise ConfigError(f"{field}: cannot write to {folder}: {error.strerror or error}") from error
+        yield folder
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run in this folder got as far as its first metrics."""
+    return (folder / METRICS).exists()
 
 
 def unused(parent: Path, name: str) -> Path:
@@ -44,15 +71,72 @@ def unused(parent: Path, name: str) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
-def write_config(path: Path, config: RunConfig) -> None:
-    """The resolved configuration, in a form that `--config-dir` takes back."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))), encoding="utf-8")
+def write_config(folder: Path, config: RunConfig) -> None:
+    """The resolved configuration, in a form that `--config-dir` takes back; a different one is set aside."""
+    path = folder / CONFIG
+    text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        path.replace(folder / "config.superseded.yaml")
+    _replace(path, text.encode())
+
+
+def next_epoch(folder: Path, at_least: int = 0) -> int:
+    """The epoch of the weight versions of a start: one that no start in this folder had, and `at_least`."""
+    path = folder / EPOCH
+    before = int(path.read_text()) if path.exists() else -1
+    epoch = max(before + 1, at_least)
+    _replace(path, f"{epoch}\n".encode())
+    return epoch
+
+
+def mark_complete(folder: Path, steps: int) -> None:
+    """So many steps are trained and the model is written."""
+    _replace(folder / COMPLETE, (json.dumps({"steps": steps}) + "\n").encode())
+
+
+def mark_incomplete(folder: Path) -> None:
+    (folder / COMPLETE).unlink(missing_ok=True)
+
+
+def completed_steps(folder: Path) -> int | None:
+    """How many steps a complete run has; None if there is none in the folder."""
+    path = folder / COMPLETE
+    return int(json.loads(path.read_bytes())["steps"]) if path.exists() else None
 
 
 def open_run_log(path: Path) -> None:
-    """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late.
+
+    SIGUSR2 makes this process write its stacks there, as it makes workers write theirs to their logs.
+    """
+    handler = LogFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    assert handler.stream is not None, "opened at once"
+    faulthandler.register(STACKS_SIGNAL, file=handler.stream, all_threads=True)
     root = logging.getLogger("neoproto")
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether the lock was free. The system lets go of it when this process ends, however it does; processes
+    that it starts do not inherit it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """The file has its old content or the new one, whenever the process or the machine stops."""
+    scratch = path.with_name(f".{path.name}.part")
+    write_synced(scratch, data)
+    scratch.replace(path)
+    sync(path.parent)

@@ -171,7 +171,9 @@ def reward_options(config: RunConfig, model_dir: Path, eos_token_ids: tuple[int,
         else str(user_path(custom.path, field="reward.custom_reward_function.path").absolute()),
         custom_name=custom.name,
         timeout_s=reward.timeout_s,
+        num_processes=reward.num_processes,
         max_concurrency=reward.max_concurrency,
+        max_failed_share=reward.max_failed_share,
     )
 
 

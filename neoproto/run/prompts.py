@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from neoproto.data import DataProto
 from neoproto.data.prompts import EncodedPrompts, PromptColumns, PromptLoader
@@ -25,6 +26,9 @@ class RunPrompts:
     @property
     def steps_per_epoch(self) -> int:
         return self._loader.steps_per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_dict()
 
     @property
     def has_validation(self) -> bool:

@@ -1,50 +1,34 @@
-"""Which trainer a run has, and the update agents that run beside the replicas of `decoupled_async`."""
+"""Which trainer a run has, and who keeps its replicas alive meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
-from actors.weight_registry import GroupRegistry
-from neoproto.runtime import WorkerGroup
-from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
-from neoproto.trainer.protocols import Call
+from neoproto.runtime.losses import Loss
+from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.record import TrainingParts, TrainingResult
+from neoproto.trainer.replicas import ReplicaSet
+from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.sync import SyncTrainer
+from neoproto.trainer.tasks import beside
 
 
-def train(parts: TrainingParts, registry: WorkerGroup) -> TrainingResult:
+def train(parts: TrainingParts, replicas: ReplicaSet, supervisor: Supervisor, loss: Loss) -> TrainingResult:
     """Run the loop of the configured mode to its end.
 
     Args:
-        registry: the group of the weight registry; policy and rollout are attached to it.
+        replicas: those of `parts.workers.rollout`.
+        supervisor: of these replicas.
+        loss: fails when a process dies that nobody replaces.
     """
-    mode = parts.config.trainer.mode
-    if mode == "sync":
-        return asyncio.run(SyncTrainer(parts).run())
-    rollout = parts.workers.rollout
-    replicas = [GroupReplica(rollout, rank) for rank in range(rollout.world_size)]
-    with update_agents(parts) if mode == "decoupled_async" else no_agents() as agents:
-        return asyncio.run(AsyncTrainer(parts, GroupRegistry(registry), replicas, agents).run())
+    if parts.config.trainer.mode == "sync":
+        training = SyncTrainer(parts).run()
+    else:
+        training = AsyncTrainer(parts, replicas, replicas.replicas).run()
+    others = {"the supervision of the replicas": supervisor.run(), "the watch over processes": no_loss(loss)}
+    return asyncio.run(beside(training, others))
 
 
-@contextmanager
-def update_agents(parts: TrainingParts) -> Iterator[Mapping[str, Call]]:
-    """Start an update agent beside each replica; each runs until it fails, or until the block is left."""
-    rollout = parts.workers.rollout
-    # No deadline: an agent has no end of its own. Its process's death, or its own failure, ends the call.
-    agents = {
-        f"the update agent of {rollout.name}/{rank}": rollout.rank(rank).submit("run_agent", timeout=None)
-        for rank in range(rollout.world_size)
-    }
-    try:
-        yield agents
-    finally:
-        for agent in agents.values():
-            agent.cancel()
-
-
-@contextmanager
-def no_agents() -> Iterator[Mapping[str, Call]]:
-    yield {}
+async def no_loss(loss: Loss) -> None:
+    """Wait for a process to be lost, which is raised: what waits for others would notice it only later."""
+    await asyncio.shield(asyncio.wrap_future(loss))

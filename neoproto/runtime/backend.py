@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 BACKENDS: dict[str, str] = {"monarch": "meshes.backend:MonarchBackend"}
 """Name → "module:class"."""
+STORE_KEY = "/store"
+"""What deaths of the store's processes are reported as; no group's key has a slash."""
 TOPOLOGY_COMPILER = "meshes.topology:compile_topology"
 
 OnReply = Callable[[int, int, Failure | bytes], None]
 """(call id, rank, outcome); must not block."""
 OnDeath = Callable[[str, int, str | None], None]
-"""(group key, rank, cause in words); first with None if the death is known before its cause."""
+"""(group key, rank, cause in words); first with None if the death is known before its cause. Of the
+store: its key, and the place among all of `store_processes` in a row."""
 OnRequest = Callable[["Origin", "Request", "Answer"], None]
 """A worker asks for something; must not block."""
 
@@ -153,6 +156,10 @@ class RuntimeBackend(Protocol):
         """Start the run's one global store, and return this process's client of it."""
         ...
 
+    def store_processes(self) -> Mapping[str, Sequence[ProcessInfo]]:
+        """The store's processes on this machine, by what they are: "store-volume", "store-index"."""
+        ...
+
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> ProcessGroup:
         """Start processes, each with a container that waits for its `INIT` call and has a store client.
 
@@ -172,6 +179,11 @@ class RuntimeBackend(Protocol):
     def close(self, timeout_s: float) -> None:
         """Release everything that is left."""
         ...
+
+
+def store_death(cause: str) -> str:
+    """What is said of the death of one of the store's processes."""
+    return f"a process of the object store died: {cause}"
 
 
 def compile_placement(topology: Any) -> Placement:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from neoproto.data.paths import is_full
 from neoproto.errors import GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import ProcessGroup
 
@@ -80,6 +83,8 @@ class Members:
     def mark_dead(self, rank: int, cause: str) -> None:
         """Note why. From now on calls to it are refused."""
         host = self.processes.processes[rank].host
+        if is_full(self.log_dir):
+            cause += f"; {self.log_dir}: {os.strerror(errno.ENOSPC)}"
         death = WorkerDied(self.name, rank, host, cause, self.log_tail(rank))
         with self._lock:
             self._dying.add(rank)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DeviceType = Literal["gpu", "cpu"]
 
@@ -188,6 +191,29 @@ class Placement:
             )
             for model in self.models
         ]
+
+
+def placement_table(placement: Placement | None) -> Table:
+    """Where every model of a topology runs; no rows without one."""
+    from rich.table import Table
+
+    table = Table(title="Topology")
+    columns = ("model", "worker", "cluster", "pool", "nodes", "devices", "ranks", "device", "colocated with")
+    for column in columns:
+        table.add_column(column)
+    for row in () if placement is None else placement.placement_rows():
+        table.add_row(
+            row.model,
+            row.worker,
+            row.cluster,
+            row.pool,
+            row.nodes,
+            row.devices,
+            str(row.ranks),
+            row.device_type,
+            row.colocated_with,
+        )
+    return table
 
 
 Part = TypeVar("Part", ClusterPlacement, PoolPlacement, ModelPlacement)

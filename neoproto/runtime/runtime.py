@@ -6,13 +6,20 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from neoproto.errors import ConfigError, RuntimeClosed
+from neoproto.errors import ConfigError, RuntimeClosed, StoreError
 from neoproto.runtime.attached import AttachedRuntime, GroupTicket, attached_runtime
-from neoproto.runtime.backend import BackendOptions, GroupRequest, compile_placement, load_backend
+from neoproto.runtime.backend import (
+    STORE_KEY,
+    BackendOptions,
+    GroupRequest,
+    compile_placement,
+    load_backend,
+    store_death,
+)
 from neoproto.runtime.center import CallCenter
 from neoproto.runtime.gateway import AttachSpec, Gateway, Origin
 from neoproto.runtime.group import (
@@ -24,9 +31,11 @@ from neoproto.runtime.group import (
     spawn_processes,
 )
 from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
+from neoproto.runtime.losses import Loss, Losses
 from neoproto.runtime.members import Members
-from neoproto.runtime.placement import Block, DeviceType, Placement
+from neoproto.runtime.placement import Block, DeviceType, Placement, placement_table
 from neoproto.runtime.pool import ResourcePool
+from neoproto.runtime.processes import ProcessFile
 from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.run import Run
 from neoproto.runtime.settings import RuntimeSettings
@@ -62,6 +71,8 @@ class Runtime(Run):
         self._settings = settings
         self._center = CallCenter()
         self._members: dict[str, Members] = {}
+        self._processes = ProcessFile(settings.run_dir)
+        self._losses = Losses()
         self._owners: dict[str, Origin] = {}
         self._names: set[str] = set()
         self._names_lock = threading.Lock()
@@ -116,6 +127,7 @@ class Runtime(Run):
         settings = self._settings
         self._signals.install()
         (settings.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        self._processes.open()
         placement = self._placement
         clusters = {} if placement is None else {one.name: one.nnodes for one in placement.clusters}
         ranks_per_host = 1 if placement is None else placement.clusters[0].devices_per_node
@@ -130,6 +142,8 @@ class Runtime(Run):
         self._reaper.start()
         atexit.register(self.close)
         self._backend.start_store()
+        for group, processes in self._backend.store_processes().items():
+            self._processes.add(group, processes)
 
     def create_resource_pool(
         self,
@@ -254,40 +268,13 @@ class Runtime(Run):
         if owner is not None:
             self._owners[key] = owner
         self._members[key] = members
+        self._processes.add(name, processes.processes)
         processes.watch()
         return members
 
     def placement_table(self) -> Table:
         """Where every model of the topology runs."""
-        from rich.table import Table
-
-        table = Table(title="Topology")
-        columns = (
-            "model",
-            "worker",
-            "cluster",
-            "pool",
-            "nodes",
-            "devices",
-            "ranks",
-            "device",
-            "colocated with",
-        )
-        for column in columns:
-            table.add_column(column)
-        for row in () if self._placement is None else self._placement.placement_rows():
-            table.add_row(
-                row.model,
-                row.worker,
-                row.cluster,
-                row.pool,
-                row.nodes,
-                row.devices,
-                str(row.ranks),
-                row.device_type,
-                row.colocated_with,
-            )
-        return table
+        return placement_table(self._placement)
 
     def print_placement(self, console: Console) -> None:
         """Print `placement_table`."""
@@ -323,6 +310,7 @@ class Runtime(Run):
                     lambda: self._backend.close(RELEASE_S),
                 ):
                     _attempt(step)
+                self._processes.clear()
             finally:
                 self._signals.restore()
                 atexit.unregister(self.close)
@@ -346,7 +334,20 @@ class Runtime(Run):
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
 
+    def watch_losses(self, groups: Collection[str]) -> Loss:
+        """A future that fails once a process of one of these groups, or of the store, has died.
+
+        A call to a dead process fails by itself. This is for the time in which nobody calls it.
+
+        Args:
+            groups: their names.
+        """
+        return self._losses.watch(groups)
+
     def _on_death(self, key: str, rank: int, cause: str | None) -> None:
+        if key == STORE_KEY:
+            self._on_store_death(rank, cause)
+            return
         members = self._members.get(key)
         if members is None:
             return
@@ -357,8 +358,21 @@ class Runtime(Run):
             return
         members.mark_dead(rank, cause)
         self._center.on_death(members, rank)
+        self._losses.report(members.name, members.death_of(rank))
+        self._processes.remove(members.name, rank)
         for child in self._children_of(key, rank):
             self._reaper.enqueue(child)
+
+    def _on_store_death(self, number: int, cause: str | None) -> None:
+        if cause is None:
+            return
+        self._losses.report(None, StoreError(store_death(cause)))
+        everybody = [
+            (group, info.rank)
+            for group, processes in self._backend.store_processes().items()
+            for info in processes
+        ]
+        self._processes.remove(*everybody[number])
 
     def _close_group(self, key: str, drain_s: float) -> None:
         """Release a group, then those that its workers made. Closing twice is a no-op."""
@@ -381,8 +395,10 @@ class Runtime(Run):
         ]
 
     def _forget(self, key: str) -> None:
-        self._members.pop(key, None)
+        members = self._members.pop(key, None)
         self._owners.pop(key, None)
+        if members is not None:
+            self._processes.remove(members.name)
 
     # What workers ask for, see gateway.py
 

@@ -60,6 +60,7 @@ class RuntimeSettings:
                     lookup(config, f"runtime.{backend}.object_store.store_name_prefix", "neoproto")
                 ),
                 "store_timeout_s": float(lookup(config, f"runtime.{backend}.object_store.timeout_s", 60.0)),
+                "stopped_timeout_s": float(lookup(config, "runtime.stopped_timeout", 10.0)),
                 "store_strategy": str(lookup(config, f"runtime.{backend}.object_store.strategy", "host")),
             },
         )

@@ -289,6 +289,12 @@ class SegmentPool:
             self._spare_slots += numbers
             self._idle.append(segment)
             raise StoreFull(f"the store holds {SLOTS - FIRST_SLOT} values on this host, as many as it can")
+        try:
+            self.table.allocate(self._next_slot + fresh)
+        except OSError as error:
+            self._spare_slots += numbers
+            self._idle.append(segment)
+            raise StoreFull(f"no memory for {fresh} more values: {SHM_DIR}: {error.strerror}") from error
         numbers += range(self._next_slot, self._next_slot + fresh)
         self._next_slot += fresh
         for slot in numbers:

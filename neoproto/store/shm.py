@@ -29,6 +29,7 @@ SHM_DIR = Path("/dev/shm")
 PAGE = mmap.PAGESIZE
 SLOTS = 1 << 20
 """Words of a table. The file is sparse: pages that no slot was ever used in take no memory."""
+_TABLE_STEP = 16 * PAGE
 FIRST_SLOT = 8
 RESERVED = 1 << 63
 """Set in a slot's word while its value is being written; generations are below it."""
@@ -138,10 +139,17 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 class Table:
-    """The words of one volume, shared by every process of the host that uses it."""
+    """The words of one volume, shared by every process of the host that uses it.
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
+    A page of it without memory must not be touched while /dev/shm is full: SIGBUS would end the process.
+    So the volume, which made the table, allocates words before it hands out their slots.
+    """
+
+    def __init__(self, memory: mmap.mmap, fd: int | None = None) -> None:
+        """Args:
+        fd: the file, if this process is the one to allocate; it is kept open as long as the process lives.
+        """
+        self._memory, self._fd, self._allocated = memory, fd, 0
         self.words = memoryview(memory).cast("Q")
 
     @classmethod
@@ -154,9 +162,11 @@ class Table:
         fd = os.open(path_of(f"{prefix}.table"), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(fd, SLOTS * 8)
-            table = cls(mmap.mmap(fd, SLOTS * 8))
-        finally:
+            table = cls(mmap.mmap(fd, SLOTS * 8), fd)
+            table.allocate(FIRST_SLOT)
+        except BaseException:
             os.close(fd)
+            raise
         table.words[_STATE] = _OPEN
         return table
 
@@ -173,6 +183,18 @@ class Table:
             return None
         finally:
             os.close(fd)
+
+    def allocate(self, slots: int) -> None:
+        """Give memory to the words of the slots below `slots`. For the volume's process alone.
+
+        Raises:
+            OSError: there is none left; none of them may be used that could not be used before.
+        """
+        assert self._fd is not None, "only the table's maker allocates"
+        if slots * 8 > self._allocated:
+            upto = min(-(-slots * 8 // _TABLE_STEP) * _TABLE_STEP, SLOTS * 8)
+            os.posix_fallocate(self._fd, self._allocated, upto - self._allocated)
+            self._allocated = upto
 
     @property
     def closed(self) -> bool:

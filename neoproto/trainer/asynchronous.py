@@ -12,16 +12,17 @@ load, and waits; in `decoupled_async` it publishes and goes on, and replicas loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from neoproto.data import DataProto
 from neoproto.trainer.dispatcher import Dispatcher, Replica
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
-from neoproto.trainer.protocols import Group
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replay_buffer import ReplayBuffer
+from neoproto.trainer.resume import RolloutProgress
+from neoproto.trainer.rollout_state import RolloutSnapshot, restore_rollout
+from neoproto.trainer.saving import Checkpointer, Moment
 from neoproto.trainer.step import learn
 from neoproto.trainer.store_metrics import store_metrics
 from neoproto.trainer.tasks import must_go_on, owned_tasks
@@ -31,21 +32,8 @@ from neoproto.weights.version import WeightVersion, required_version
 _HEALTH_CHECK_S = 1.0
 
 
-class GroupReplica:
-    """One process of the rollout group, as the dispatcher wants it."""
-
-    def __init__(self, rollout: Group, rank: int) -> None:
-        self._view = rollout.rank(rank)
-        # As the replica calls itself to the weight registry.
-        self.name = f"{rollout.name}/{rank}"
-
-    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
-        batch: DataProto = await self._view.submit("generate_sequences", (prompts,), timeout=timeout)
-        return batch
-
-
 class Board(ServingBoard, Protocol):
-    """What the loops ask of the weight registry."""
+    """Where the loops learn what replicas serve; `ReplicaSet` is one, and a weight registry."""
 
     async def serving(self) -> Mapping[str, WeightVersion]:
         """Replica -> the version it serves."""
@@ -56,21 +44,12 @@ class AsyncTrainer:
     """Owns the loops of `separate_async` and `decoupled_async`.
 
     Args:
-        board: the weight registry.
-        replicas: of rollout; named as they report to the registry.
-        agents: in `decoupled_async`, what ends when a replica's update agent does; by name. Whoever started
-            them stops them.
+        board: knows what replicas serve, by their names.
+        replicas: of rollout. Whoever runs the trainer sees to it that they live.
     """
 
-    def __init__(
-        self,
-        parts: TrainingParts,
-        board: Board,
-        replicas: Sequence[Replica],
-        agents: Mapping[str, Awaitable[Any]] | None = None,
-    ) -> None:
+    def __init__(self, parts: TrainingParts, board: Board, replicas: Sequence[Replica]) -> None:
         self._parts, self._board, self._replicas = parts, board, tuple(replicas)
-        self._agents = dict(agents or {})
         self._options = parts.config.async_options
         self._batch_size = parts.config.data.train_batch_size
         ahead = (1 + self._options.num_warmup_batches) * self._batch_size
@@ -81,7 +60,7 @@ class AsyncTrainer:
         self._buffer = ReplayBuffer(
             self._queue,
             n=parts.config.actor_rollout_ref.rollout.n,
-            epoch=0,
+            epoch=parts.start.epoch,
             max_off_policy_threshold=buffer.max_off_policy_threshold,
             strategy=buffer.max_off_policy_strategy,
             refill=self._feed,
@@ -98,44 +77,45 @@ class AsyncTrainer:
             timeout=parts.config.trainer.timeouts.generate,
             version_aware=parts.config.trainer.decoupled_async.version_aware_routing,
         )
-        self._step = 0
-        self._batches_left = parts.total_steps
-        self._wanted = WeightVersion(epoch=0, n=0)
+        self._step = parts.start.step
+        self._batches_left = parts.total_steps - self._step
+        self._wanted = parts.start.version
 
     async def run(self) -> TrainingResult:
-        """Train for `total_steps` steps.
+        """Train up to `total_steps` steps, from where the run starts.
 
         Consumes: nothing. Waits for: the training loop. Produces: the result. Unblocked by: the end of
         training, or the failure of any loop, which ends the others and is raised as itself.
         """
         async with owned_tasks() as tasks:
             flow = self._flow(tasks)
-            others = [
-                tasks.create_task(must_go_on(what, work))
-                for what, work in {"the dispatcher": self._dispatcher.run(), **self._agents}.items()
-            ]
-            await self._train(flow)
-            for other in others:
-                other.cancel()
+            dispatching = tasks.create_task(must_go_on("the dispatcher", self._dispatcher.run()))
+            await self._train(flow, Checkpointer(self._parts, tasks))
+            dispatching.cancel()
         return self._parts.recorder.result()
 
-    async def _train(self, flow: WeightFlow) -> None:
+    async def _train(self, flow: WeightFlow, saver: Checkpointer) -> None:
         """The training loop.
 
         Consumes: finished groups. Waits for: a batch of them, and worker calls. Produces: weight versions,
-        prompts to generate, metrics. Unblocked by: enough groups, a result, an error, or a deadline.
+        prompts to generate, metrics, checkpoints. Unblocked by: enough groups, a result, an error, or a
+        deadline.
         """
-        parts = self._parts
+        parts, start = self._parts, self._parts.start
+        on_their_way = self._restore()
         await flow.publish().committed(PhaseClock(), self._options.init_timeout)
-        if parts.validator.due(0):
+        if start.step == 0 and parts.validator.due(0):
             await parts.validator.run(0)
-        for _ in range(1 + self._options.num_warmup_batches):
+        for _ in range(1 + self._options.num_warmup_batches - on_their_way):
             self._feed_batch()
-        for step in range(1, parts.total_steps + 1):
+        for step in range(start.step + 1, parts.total_steps + 1):
             await self._train_step(step, flow)
             if parts.validator.due(step):
                 await flow.newest.committed(PhaseClock())
                 await parts.validator.run(step)
+            if saver.due(step):
+                await saver.save(step, lambda: self._moment(flow))
+        await saver.finished()
 
     async def _train_step(self, step: int, flow: WeightFlow) -> None:
         parts, clock, limits = self._parts, PhaseClock(), self._parts.config.trainer.timeouts
@@ -150,6 +130,8 @@ class AsyncTrainer:
             await self._hand_out_weights(flow, clock)
         self._feed_batch()
         samples = len(batch)
+        tickets = [group.ticket for group in sampled.groups]
+        parts.prompt_log.log(step, [one.uid for one in tickets], [one.serial for one in tickets])
         self._buffer.done(sampled, batch)
         figures |= sampled.metrics | await store_metrics()
         parts.recorder.step(step, figures, clock, samples)
@@ -171,16 +153,37 @@ class AsyncTrainer:
 
     def _feed_batch(self) -> None:
         """Enqueue a batch, unless all that training needs are on their way."""
-        if self._batches_left:
+        if self._batches_left > 0:
             self._batches_left -= 1
             self._feed(self._batch_size)
 
     def _feed(self, count: int) -> None:
         self._feeder.feed(count, enqueue_step=self._step, min_weight_version=self._wanted)
 
+    def _moment(self, flow: WeightFlow) -> Moment:
+        """Queue, feeder and buffer as they are now, for a checkpoint."""
+        batches = self._parts.total_steps - self._batches_left
+        return Moment(
+            version=flow.newest.version,
+            progress=RolloutProgress(batches=batches, wanted=self._wanted),
+            rollout=RolloutSnapshot(self._queue, self._feeder, self._buffer),
+        )
+
+    def _restore(self) -> int:
+        """Take queue, feeder and buffer from the checkpoint; how many batches of prompts are in them."""
+        start = self._parts.start
+        if start.checkpoint is None or start.state is None or start.state.rollout is None:
+            return 0
+        restore_rollout(start.checkpoint.path, self._queue, self._feeder, self._buffer)
+        progress = start.state.rollout
+        self._wanted = progress.wanted
+        self._batches_left = self._parts.total_steps - progress.batches
+        return progress.batches - start.step
+
     def _flow(self, tasks: asyncio.TaskGroup) -> WeightFlow:
         workers, limit = self._parts.workers, self._parts.config.trainer.timeouts.weights
         if self._parts.config.trainer.mode == "separate_async":
-            return DrivenFlow(workers, tasks, limit=limit)
+            return DrivenFlow(workers, tasks, limit=limit, first=self._parts.start.version)
         names = [replica.name for replica in self._replicas]
-        return PulledFlow(workers, tasks, self._board, names, limit=limit)
+        first = self._parts.start.version
+        return PulledFlow(workers, tasks, self._board, names, limit=limit, first=first)

@@ -2,26 +2,30 @@
 
     prompt queue ──claim──> replica.generate (one call a chunk) ──> replay buffer
          ▲                        │
-         └────── give back ───────┘ failed: the dispatcher ends with the cause
+         └────── give back ───────┘ the replica failed: its prompts are for others, or for when it is up again
 
 It tells no replica which weights to serve: it reads what each of them serves, and starts a prompt once
-replicas serve the version that the prompt asks for.
+replicas serve the version that the prompt asks for. A call that failed for another reason ends the dispatcher
+with its cause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, Protocol
 
 from neoproto.data import DataProto
-from neoproto.errors import DeadlineExceeded
+from neoproto.errors import DeadlineExceeded, ReplicaFailed
 from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket, prompts_of
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.routing import Routes
 from neoproto.trainer.tasks import first_cause
 from neoproto.weights.version import WeightVersion
+
+log = logging.getLogger("neoproto.trainer")
 
 # A call ends at its own deadline with a better message than ours, so ours comes a little later.
 _GRACE_SECONDS = 5.0
@@ -36,8 +40,17 @@ class Replica(Protocol):
         """As it reports to the weight registry."""
         ...
 
+    @property
+    def up(self) -> bool:
+        """Whether it can be given prompts."""
+        ...
+
     async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
-        """n samples a prompt, the samples of a prompt next to each other; raises after `timeout` seconds."""
+        """n samples a prompt, the samples of a prompt next to each other; raises after `timeout` seconds.
+
+        Raises:
+            ReplicaFailed: the replica is gone; it is not `up` any more.
+        """
         ...
 
 
@@ -90,7 +103,8 @@ class Dispatcher:
 
         Consumes: pending prompts. Waits for: prompts, replicas that serve their versions, answers. Produces:
         chunks for the replay buffer. Unblocked by: a change in the queue, an answer (which is one), the next
-        look at what replicas serve. Ends with the cause when a call fails, its prompts given back.
+        look at what replicas serve. The prompts of a failed call are given back; one that failed for another
+        reason than its replica's failure ends this with its cause.
         """
         now = asyncio.get_running_loop().time
         try:
@@ -99,19 +113,21 @@ class Dispatcher:
                     if not self._queue.counts().pending:
                         # Nothing to start: what replicas serve matters only as a sign that somebody tells it.
                         await self._queue.wait_changed(_IDLE_SECONDS)
-                    self._routes.update(await self._serving())
+                    serving = await self._serving()
+                    self._routes.update(serving, up=self._up())
                     look_again = now() + self._poll_interval
                     self._start_ready(calls)
                     while (left := look_again - now()) > 0:
                         await self._queue.wait_changed(left)
                         self._start_ready(calls)
         except BaseExceptionGroup as failures:
-            raise first_cause(failures) from None
+            cause = first_cause(failures)
+            raise cause from cause.__cause__
 
     def _start_ready(self, calls: asyncio.TaskGroup) -> None:
         """Start a call for every chunk of prompts that a replica has room for."""
         while not self._failing and (
-            oldest := self._queue.claim_nowait(1, lambda version: self._routes.room(version) > 0)
+            oldest := self._queue.claim_nowait(1, lambda version: self._room(version) > 0)
         ):
             version = oldest[0].min_weight_version
             name = self._routes.choose(version)
@@ -121,12 +137,28 @@ class Dispatcher:
             self._queue.mark_started(tickets, self._routes.serves(name))
             calls.create_task(self._generate(name, tickets), name=f"generate on {name}")
 
+    def _up(self) -> set[str]:
+        return {name for name, replica in self._replicas.items() if replica.up}
+
+    def _room(self, version: WeightVersion) -> int:
+        """What `choose` would find, replicas that failed since the last look left out."""
+        while room := self._routes.room(version):
+            name = self._routes.choose(version)
+            if self._replicas[name].up:
+                break
+            self._routes.drop(name)
+        return room
+
     async def _generate(self, name: str, tickets: Sequence[PromptTicket]) -> None:
         """One call: answers go to the buffer, the prompts of a failed call back to the queue."""
         prompts = prompts_of(tickets)
         prompts.meta_info = {"validate": False}
         try:
             answers = await self._answered(self._replicas[name], prompts)
+        except ReplicaFailed as failure:
+            self._queue.give_back(tickets, failure)
+            log.info("%d prompts of %s are pending again", len(tickets), name)
+            return
         except Exception as cause:
             self._failing = True  # what is given back must not be claimed again before all calls are stopped
             self._queue.give_back(tickets, cause)

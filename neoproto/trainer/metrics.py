@@ -31,7 +31,8 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
 
     Args:
         columns: `response_mask` [b,t], `attention_mask` [b,p+t], `truncated` [b], `token_level_scores`,
-            `token_level_rewards`, `advantages`, `returns` [b,t] and, with a critic, `values` [b,t].
+            `token_level_rewards`, `advantages`, `returns` [b,t] and, with a critic, `values` [b,t]. The 1s
+            and 2s of `reward_failed` [b], if it is there, are counted as `reward/timeouts`, `reward/errors`.
     """
     mask_bt = columns["response_mask"].bool()
     # Lengths come from the attention mask: rows left out of the loss still have theirs.
@@ -46,6 +47,9 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
     figures |= spread("response_length", lengths_b)
     figures["response_length/clip_ratio"] = columns["truncated"].double().mean().item()
     figures |= spread("prompt_length", prompt_lengths_b)
+    if "reward_failed" in columns:
+        for value, name in enumerate(("timeouts", "errors"), start=1):
+            figures[f"reward/{name}"] = float((columns["reward_failed"] == value).sum())
     figures["perf/total_num_tokens"] = float(columns["attention_mask"].sum())
     return figures
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from neoproto import trace
-from neoproto.trainer.protocols import Group
+from neoproto.trainer.protocols import Callee
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class PhaseClock:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
-    async def call(self, phase: str, group: Group, method: str, *args: Any, timeout: float) -> Any:
+    async def call(self, phase: str, group: Callee, method: str, *args: Any, timeout: float) -> Any:
         """Call `method` on `group`, wait for its result, and book the wait under `phase`.
 
         Raises:

@@ -54,6 +54,21 @@ class PromptCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class QueueState:
+    """What a checkpoint needs of a queue.
+
+    Attributes:
+        tickets: pending and running, by serial. Nobody will answer a restored queue for what was running.
+        next_serial: of the next ticket.
+        finished: prompts, in the whole run.
+    """
+
+    tickets: tuple[PromptTicket, ...]
+    next_serial: int
+    finished: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Failure:
     ticket: PromptTicket
     cause: BaseException
@@ -226,6 +241,24 @@ class PromptQueue:
         """Return at the next change of a prompt's state, claims apart, or after `timeout` seconds."""
         await self._changes.wait(timeout)
 
+    def state(self) -> QueueState:
+        """The queue as it is now; the tickets' batches are not held."""
+        tickets = tuple(self._tickets[serial] for serial in sorted(self._tickets))
+        return QueueState(tickets=tickets, next_serial=self._next_serial, finished=self._finished)
+
+    def restore(self, state: QueueState) -> None:
+        """Go on where `state` was taken, with every prompt pending; each ticket is a part of its source.
+
+        Raises:
+            ValueError: the queue was used already.
+        """
+        if self._next_serial:
+            raise ValueError("only an unused prompt queue can be restored")
+        self._next_serial, self._finished = state.next_serial, state.finished
+        for ticket in state.tickets:
+            self._to_pending(ticket)
+        self._changes.notify()
+
     def _to_pending(self, ticket: PromptTicket) -> None:
         self._tickets[ticket.serial] = ticket
         heapq.heappush(self._pending.setdefault(ticket.min_weight_version, []), ticket.serial)
@@ -282,3 +315,13 @@ class PromptFeeder:
             )
             self._next_row = end
             count -= len(rows)
+
+    def remainder(self) -> tuple[CountedBatch, range] | None:
+        """The rows that are drawn and not enqueued yet, and where they are; None if there are none."""
+        if self._source is None or self._next_row == len(self._source.batch):
+            return None
+        return self._source, range(self._next_row, len(self._source.batch))
+
+    def restore(self, source: CountedBatch, next_row: int) -> None:
+        """Enqueue these rows, from `next_row` to the last, before anything is drawn; each is a part."""
+        self._source, self._next_row = source, next_row

@@ -15,7 +15,21 @@ class Call(Awaitable[Any], Protocol):
         ...
 
 
-class Group(Protocol):
+class Callee(Protocol):
+    """What takes calls: a worker group, or a set of them."""
+
+    def submit(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Awaitable[Any]:
+        """Call `method`; the deadline is fixed now, `timeout` seconds ahead."""
+        ...
+
+
+class Group(Callee, Protocol):
     """A worker group as the trainer sees it; `neoproto.runtime.WorkerGroup` is one."""
 
     @property
@@ -23,10 +37,6 @@ class Group(Protocol):
 
     @property
     def world_size(self) -> int: ...
-
-    def rank(self, rank: int) -> Group:
-        """A view of one of its processes."""
-        ...
 
     def submit(
         self,
@@ -39,16 +49,35 @@ class Group(Protocol):
         ...
 
 
+class OwnedGroup(Group, Protocol):
+    """A group whose processes its holder may release."""
+
+    def close(self, drain_s: float) -> None:
+        """Release the processes after `drain_s` seconds for what runs; blocks. Closing twice is a no-op."""
+        ...
+
+
+class Samplers(Protocol):
+    """Who answers prompts, and who judges the answers."""
+
+    @property
+    def rollout(self) -> Callee: ...
+
+    @property
+    def reward(self) -> Callee: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workers:
     """The groups of one run. `critic` and `reference` exist when the algorithm needs them.
 
     Attributes:
         num_devices: devices that throughput is divided by: all that the groups run on, rollout's too.
+        rollout: all replicas as one, see `ReplicaSet`.
     """
 
     num_devices: int
-    rollout: Group
+    rollout: Callee
     reward: Group
     actor: Group
     critic: Group | None = None

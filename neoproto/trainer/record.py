@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from neoproto import trace
 from neoproto.config import RunConfig
 from neoproto.data import DataProto
+from neoproto.trainer.checkpoint import CheckpointFolder
+from neoproto.trainer.history import PromptLog
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
+from neoproto.trainer.resume import StartPoint
 from neoproto.trainer.step import StepSettings
 from neoproto.trainer.tracking import Tracker
 from neoproto.trainer.validation import validate, validation_passes, write_samples
@@ -26,6 +29,10 @@ class PromptSource(Protocol):
 
     def next_batch(self) -> DataProto:
         """The next training batch; a new epoch begins where one ends."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the training data, of plain types."""
         ...
 
     @property
@@ -52,7 +59,7 @@ class TrainingResult:
 
     Attributes:
         seconds: `timing_s/*` summed over all steps (phases may overlap).
-        training_seconds: wall time of the loop, validation included.
+        training_seconds: wall time of the loop, validation included; of what was given up in a restart, none.
         first_validation, last_validation: `val-core/*` before training (empty without) and at the end.
     """
 
@@ -77,15 +84,25 @@ class Recorder:
     """Books the steps and validations of one run; its clock starts with it."""
 
     def __init__(
-        self, tracker: Tracker, show: Show, *, total_steps: int, steps_per_epoch: int, num_devices: int
+        self,
+        tracker: Tracker,
+        show: Show,
+        *,
+        total_steps: int,
+        steps_per_epoch: int,
+        num_devices: int,
+        gauges: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        self._tracker, self._show = tracker, show
+        """Args:
+        gauges: figures of the moment, read at the end of each step.
+        """
+        self._tracker, self._show, self._gauges = tracker, show, gauges
         self._total_steps, self._steps_per_epoch, self._num_devices = (
             total_steps,
             steps_per_epoch,
             num_devices,
         )
-        self._start = time.perf_counter()
+        self._start, self._seconds_before = time.perf_counter(), 0.0
         self._first_validation: Mapping[str, float] = {}
         self._last_validation: Mapping[str, float] = {}
         self._seconds: dict[str, float] = {}
@@ -100,7 +117,7 @@ class Recorder:
             clock: where its seconds went.
             samples: rows it trained on.
         """
-        booked = dict(figures) | clock.metrics()
+        booked = {**figures, **self._gauges(), **clock.metrics()}
         seconds, tokens = booked["timing_s/step"], booked["perf/total_num_tokens"]
         booked["perf/time_per_step"] = seconds
         booked["perf/throughput"] = tokens / (seconds * self._num_devices)
@@ -127,17 +144,46 @@ class Recorder:
         self._tracker.log(figures, step)
         self._show.validation(step, figures)
 
+    def saved(self, step: int, seconds: float) -> None:
+        """Book how long training stood still for a checkpoint."""
+        figures = {"timing_s/save_checkpoint": seconds}
+        self._book(figures)
+        self._tracker.log(figures, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The totals so far, of plain types."""
+        return {
+            "training_seconds": self._training_seconds(),
+            "stepped_seconds": self._stepped_seconds,
+            "seconds": dict(self._seconds),
+            "samples": self._samples,
+            "tokens": self._tokens,
+            "first_validation": dict(self._first_validation),
+            "last_validation": dict(self._last_validation),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the totals of `state`; the time from then until now does not count."""
+        self._start, self._seconds_before = time.perf_counter(), state["training_seconds"]
+        self._stepped_seconds, self._seconds = state["stepped_seconds"], dict(state["seconds"])
+        self._samples, self._tokens = state["samples"], state["tokens"]
+        self._first_validation = dict(state["first_validation"])
+        self._last_validation = dict(state["last_validation"])
+
     def result(self) -> TrainingResult:
         """The run so far, as if it ended now."""
         return TrainingResult(
             steps=self._total_steps,
             samples=self._samples,
             tokens=self._tokens,
-            training_seconds=time.perf_counter() - self._start,
+            training_seconds=self._training_seconds(),
             seconds=dict(self._seconds),
             first_validation=self._first_validation,
             last_validation=self._last_validation,
         )
+
+    def _training_seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._start
 
     def _book(self, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -192,7 +238,10 @@ class TrainingParts:
 
     Attributes:
         settings: what a PPO step needs of the configuration.
-        total_steps: training steps to run.
+        prompt_log: which prompts each step trained on.
+        total_steps: training steps of the whole run.
+        start: where it starts.
+        checkpoints: where checkpoints are saved; None saves none.
     """
 
     config: RunConfig
@@ -201,7 +250,11 @@ class TrainingParts:
     settings: StepSettings
     recorder: Recorder
     validator: Validator
+    prompt_log: PromptLog
+    run_dir: Path
     total_steps: int
+    start: StartPoint
+    checkpoints: CheckpointFolder | None
 
 
 def training_parts(
@@ -213,22 +266,41 @@ def training_parts(
     show: Show,
     run_dir: Path,
     total_steps: int,
+    gauges: Callable[[], Mapping[str, float]] = dict,
+    start: StartPoint | None = None,
+    checkpoints: CheckpointFolder | None = None,
+    prompt_log: PromptLog | None = None,
 ) -> TrainingParts:
-    """The parts of a run; its clock starts now."""
+    """The parts of a run; its clock starts now, and its totals are those of `start`.
+
+    Without `checkpoints` none are saved, without `prompt_log` nobody is told which prompts were trained on.
+    `gauges` are those of its `Recorder`.
+    """
+    start = start or StartPoint()
     recorder = Recorder(
         tracker,
         show,
         total_steps=total_steps,
         steps_per_epoch=prompts.steps_per_epoch,
         num_devices=workers.num_devices,
+        gauges=gauges,
     )
+    settings = StepSettings.from_config(config)
+    if start.state is not None:
+        recorder.load_state_dict(start.state.recorder)
+        if settings.kl is not None:
+            settings.kl.load_state_dict(start.state.kl)
     validator = Validator(config, workers, prompts, recorder, run_dir=run_dir, total_steps=total_steps)
     return TrainingParts(
         config=config,
         workers=workers,
         prompts=prompts,
-        settings=StepSettings.from_config(config),
+        settings=settings,
         recorder=recorder,
         validator=validator,
+        prompt_log=prompt_log or PromptLog(),
+        run_dir=run_dir,
         total_steps=total_steps,
+        start=start,
+        checkpoints=checkpoints,
     )

@@ -70,6 +70,14 @@ class Sampled:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BufferState:
+    """What a checkpoint needs of a buffer: its groups, and how many were evicted since the last batch."""
+
+    groups: tuple[SampledGroup, ...]
+    evicted: int
+
+
 class ReplayBuffer:
     """See the module. Belongs to one event loop; blocks on nothing but `sample`.
 
@@ -202,6 +210,23 @@ class ReplayBuffer:
             DataProto(added).release()
         for group in sampled.groups:
             group.chunk.done()
+
+    def state(self) -> BufferState:
+        """The buffer as it is now; the groups' chunks are not held."""
+        groups = tuple(self._groups[serial] for serial in sorted(self._groups))
+        return BufferState(groups=groups, evicted=self._evicted)
+
+    def restore(self, state: BufferState) -> None:
+        """Go on where `state` was taken; each group is a part of its chunk.
+
+        Raises:
+            ValueError: the buffer was used already.
+        """
+        if self._groups or self._taken:
+            raise ValueError("only an unused replay buffer can be restored")
+        self._groups = {group.ticket.serial: group for group in state.groups}
+        self._evicted = state.evicted
+        self._changes.notify()
 
     def _read(
         self, tickets: Sequence[PromptTicket], batch: DataProto

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from neoproto.weights.version import WeightVersion
 
@@ -22,19 +22,30 @@ class Routes:
         self._order = {name: place for place, name in enumerate(names)}
         self._most, self._version_aware = most_in_flight, version_aware
         self._in_flight = dict.fromkeys(names, 0)
+        self._up = set(names)
         self._serving: dict[str, WeightVersion] = {}
         # A heap of (load, place, name) for each version served. Entries with an old load are skipped.
         self._heaps: dict[WeightVersion, list[tuple[int, int, str]]] = {}
         self._all_serve: WeightVersion | None = None
 
-    def update(self, serving: Mapping[str, WeightVersion]) -> None:
-        """Note what each replica serves; one that is missing has not loaded anything yet."""
-        self._serving = {name: serving[name] for name in self._order if name in serving}
-        whole = len(self._serving) == len(self._order)
-        self._all_serve = min(self._serving.values()) if whole else None
+    def update(self, serving: Mapping[str, WeightVersion], *, up: Collection[str] | None = None) -> None:
+        """Note what each replica serves.
+
+        Args:
+            serving: one that is missing has not loaded anything yet, or is not up.
+            up: replicas that are; None is all of them. Nothing waits for the others.
+        """
+        self._up = set(self._order) if up is None else set(up)
+        self._serving = {name: serving[name] for name in self._order if name in serving and name in self._up}
+        whole = len(self._serving) == len(self._up)
+        self._all_serve = min(self._serving.values(), default=None) if whole else None
         self._heaps = {}
         for name in self._serving:
             self._offer(name)
+
+    def drop(self, name: str) -> None:
+        """Give a replica nothing until the next update; it has failed."""
+        self.update(self._serving, up=self._up - {name})
 
     def room(self, version: WeightVersion) -> int:
         """How many prompts that ask for `version` the replica `choose` would name can take; 0 if none."""

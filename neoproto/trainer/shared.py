@@ -30,8 +30,18 @@ class CountedBatch:
 
     @property
     def parts_left(self) -> int:
-        """Parts not yet done with; 0 once the columns are released."""
+        """Parts not yet done with, holds included; 0 once the columns are released."""
         return self._left
+
+    def hold(self) -> None:
+        """Keep the columns until one `done` more, whatever becomes of the parts meanwhile.
+
+        Raises:
+            ValueError: they are released already.
+        """
+        if not self._left:
+            raise ValueError("a batch that is released cannot be held")
+        self._left += 1
 
     def done(self, parts: int = 1) -> None:
         """So many parts are done with.

@@ -47,6 +47,8 @@ READ_COLUMNS = (
     "uid",
 )
 
+OPTIONAL_COLUMNS = ("values", "bootstrap_values", "ref_log_prob", "reward_failed")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
@@ -182,7 +184,7 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
     """
     names = [
         *READ_COLUMNS,
-        *(name for name in ("values", "bootstrap_values", "ref_log_prob") if name in batch),
+        *(name for name in OPTIONAL_COLUMNS if name in batch),
     ]
     columns: dict[str, Any] = batch.materialize(names)
     truncated_b: Tensor = columns["truncated"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+import concurrent.futures
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from neoproto.errors import NeoProtoError
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -17,7 +21,8 @@ async def owned_tasks() -> AsyncIterator[asyncio.TaskGroup]:
         async with asyncio.TaskGroup() as group:
             yield group
     except BaseExceptionGroup as failures:
-        raise first_cause(failures) from None
+        cause = first_cause(failures)
+        raise cause from cause.__cause__  # `from None` would take its own cause away
 
 
 async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
@@ -36,6 +41,47 @@ async def must_go_on(what: str, work: Awaitable[Any]) -> NoReturn:
     """
     await work
     raise NeoProtoError(f"{what} ended while training went on")
+
+
+async def beside(work: Awaitable[T], others: Mapping[str, Awaitable[Any]]) -> T:
+    """The result of `work`, with other work going on beside it that ends with it.
+
+    Args:
+        others: by name; work that only ends when it is cancelled. One that fails, or ends, ends `work`.
+    """
+    async with owned_tasks() as group:
+        tasks = [group.create_task(must_go_on(what, other)) for what, other in others.items()]
+        result = await work
+        for task in tasks:
+            task.cancel()
+    return result
+
+
+async def on_thread(work: Callable[[], T], *, name: str, unwanted: Callable[[T], Any] | None = None) -> T:
+    """Run something that blocks on a thread of its own, which nobody waits for once this is cancelled.
+
+    The event loop's own threads are waited for when the loop ends, however long they take.
+
+    Args:
+        name: of the thread.
+        unwanted: takes the result, on the thread, if this was cancelled before there was one.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting task
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            return
+        if future.set_running_or_notify_cancel():
+            future.set_result(result)
+        elif unwanted is not None:
+            unwanted(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def first_cause(failure: BaseException) -> BaseException:

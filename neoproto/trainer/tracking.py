@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import Any, Protocol, Self
+
+from neoproto.data.paths import named_errors
 
 
 class Tracker(Protocol):
@@ -22,31 +27,48 @@ class Tracker(Protocol):
 class JsonlTracker:
     """One JSON object a line: `{"step": n, "time": unix seconds, name: value, …}`.
 
-    Flushed at once, so that a killed run keeps its lines.
+    Written at once, so that a killed run keeps its lines; a line that does not fit on the disk is taken back.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         # JSON has no NaN; a metric that does not exist at this step (an empty group, say) is null.
         row |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        with named_errors(self._path):
+            append(self._file, (json.dumps(row) + "\n").encode())
 
     def close(self) -> None:
         self._file.close()
 
 
-class TensorBoardTracker:
-    """Event files for TensorBoard in `folder`."""
+def append(file: io.FileIO, data: bytes) -> None:
+    """Write at a file's end: all of it, or nothing.
 
-    def __init__(self, folder: Path) -> None:
+    Raises:
+        OSError: of writing; the file is as it was.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while data:
+            data = data[file.write(data) :]
+    except OSError:
+        with contextlib.suppress(OSError):  # the first one is the cause
+            file.truncate(end)
+        raise
+
+
+class TensorBoardTracker:
+    """Event files for TensorBoard in `folder`; what earlier ones show of steps after `step` is hidden."""
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
         # torch's writer pulls TensorBoard in, a second of import that only those who ask for it should pay.
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(log_dir=str(folder))
+        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=step + 1 if step else None)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():

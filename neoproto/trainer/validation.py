@@ -12,8 +12,9 @@ import numpy as np
 
 from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
+from neoproto.data.paths import named_errors
 from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.protocols import Workers
+from neoproto.trainer.protocols import Samplers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,7 @@ class ValidationSample:
 
 
 async def validate(
-    workers: Workers,
+    workers: Samplers,
     batches: Iterable[DataProto],
     passes: Sequence[ValidationPass],
     *,
@@ -120,7 +121,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[ValidationSample]) 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step}.jsonl"
     fields = ValidationSample.__dataclass_fields__
-    with path.open("w", encoding="utf-8") as file:
+    with named_errors(path), path.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(
                 json.dumps({name: getattr(sample, name) for name in fields}, ensure_ascii=False) + "\n"

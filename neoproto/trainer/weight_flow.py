@@ -131,8 +131,9 @@ class PulledFlow(WeightFlow):
         replicas: Sequence[str],
         *,
         limit: float,
+        first: WeightVersion | None = None,
     ) -> None:
-        super().__init__(workers, tasks, limit=limit)
+        super().__init__(workers, tasks, limit=limit, first=first)
         self._board, self._replicas = board, tuple(replicas)
 
     async def commit(self, version: WeightVersion, clock: PhaseClock, limit: float | None = None) -> None:

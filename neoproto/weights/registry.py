@@ -239,8 +239,13 @@ class WeightRegistry:
         self._serving[replica] = version
 
     def forget_replica(self, replica: str) -> None:
-        """Forget a replica that is gone; one that was never heard of is ignored."""
+        """Forget a replica that is gone, and end its leases; one that was never heard of is ignored.
+
+        Should it yet be there, it is refused, and cannot vouch for what it reads: as after a lapse.
+        """
         self._serving.pop(replica, None)
+        for lease_id in [lease_id for lease_id, held in self._leases.items() if held.holder == replica]:
+            del self._leases[lease_id]
 
     def serving(self) -> dict[str, WeightVersion]:
         """Replica -> the version it serves; replicas that serve none yet are missing."""
@@ -389,6 +394,7 @@ class LocalRegistry:
 
     async def forget_replica(self, replica: str) -> None:
         self._rules.forget_replica(replica)
+        await _notify(self._let_go)
 
     async def serving(self) -> dict[str, WeightVersion]:
         return self._rules.serving()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import errno
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -407,6 +409,13 @@ def case_refused(folder: Path) -> None:
     make_model(folder)
     with pytest.raises(RolloutError, match=r"vLLM cannot serve .*max_model_len \(5000\)"):
         start(str(folder), max_model_len=5000)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        mock.patch("actors.vllm_engine.LLMEngine.from_engine_args", side_effect=full),
+        mock.patch("actors.vllm_engine.is_full", lambda folder: str(folder) == "/dev/shm"),
+        pytest.raises(RolloutError, match=r"No space left on device \(/dev/shm is full\)"),
+    ):
+        start(str(folder))
 
 
 CASES: dict[str, Callable[[Path], None]] = {

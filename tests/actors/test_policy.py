@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from actors.policy import Policy, PolicyOptions, PolicyWorker
@@ -250,6 +251,19 @@ def test_a_saved_folder_loads_with_weights_tokenizer_and_chat_template(tied_llam
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert tokenizer("w5 w6")["input_ids"] == [5, 6]
     assert [path.name for path in target.parent.iterdir()] == ["saved"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_removed(tied_llama_folder, tmp_path, monkeypatch):
+    policy = Policy(options(tied_llama_folder), Ranks())
+
+    def save(folder, **_):
+        folder.mkdir()
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(policy.model, "save_pretrained", save)
+    with pytest.raises(OSError, match=rf"^{tmp_path}/saved.unfinished: I/O error: No space left on device"):
+        policy.save(str(tmp_path / "saved"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def make_worker(chosen: PolicyOptions) -> PolicyWorker:

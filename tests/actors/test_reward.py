@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.reward import Judge, RewardOptions, RewardWorker, Sample, decode, in_thread, place_scores
+from actors.reward import FAILED, Judge, RewardOptions, RewardWorker, Sample, decode, place_scores
 from neoproto.data import DataProto
 from neoproto.errors import RewardError
 
@@ -38,7 +38,7 @@ def custom(folder: Path, body: str, *, prefix: str = "", **changes: Any) -> Judg
 
 
 def scores(judge: Judge, *samples: Sample) -> list[float]:
-    return [made.score for made in asyncio.run(judge.score(samples))]
+    return [made.score.score for made in asyncio.run(judge.score(samples))]
 
 
 def blamed(judge: Judge, *samples: Sample) -> str:
@@ -70,21 +70,19 @@ def test_a_plain_function_gets_what_verls_gets(tmp_path: Path) -> None:
         tmp_path, "return {'score': len(solution_str), 'seen': [data_source, ground_truth, extra_info]}"
     )
     (made,) = asyncio.run(judge.score([sample("four", extra_info={"a": 1})]))
-    assert (made.score, made.extra) == (4.0, {"seen": ["letters", "cba", {"a": 1}]})
+    assert (made.score.score, made.score.extra) == (4.0, {"seen": ["letters", "cba", {"a": 1}]})
 
 
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_samples_overlap_up_to_the_limit(tmp_path: Path, kind: str) -> None:
-    prefix, nap = ("", "time.sleep(0.1)") if kind == "plain" else ("async ", "await asyncio.sleep(0.1)")
+def test_asynchronous_calls_overlap_up_to_the_limit(tmp_path: Path) -> None:
     body = (
         "global now, most\n    now += 1\n    most = max(most, now)\n"
-        f"    {nap}\n    now -= 1\n    return {{'score': float(solution_str), 'most': most}}"
+        "    await asyncio.sleep(0.1)\n    now -= 1\n    return {'score': float(solution_str), 'most': most}"
     )
-    judge = custom(tmp_path, body, prefix=f"now = most = 0\n{prefix}", max_concurrency=4)
+    judge = custom(tmp_path, body, prefix="now = most = 0\nasync ", max_concurrency=4)
     start = time.perf_counter()
     made = asyncio.run(judge.score([sample(str(index)) for index in range(12)]))
-    assert [one.score for one in made] == [float(index) for index in range(12)]
-    assert max(one.extra["most"] for one in made) == 4
+    assert [one.score.score for one in made] == [float(index) for index in range(12)]
+    assert max(one.score.extra["most"] for one in made) == 4
     assert 0.25 < time.perf_counter() - start < 1.1
 
 
@@ -111,12 +109,74 @@ def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, b
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
-def test_a_slow_function_is_cut_off(tmp_path: Path, prefix: str) -> None:
-    nap = "await asyncio.sleep(5)" if prefix else "time.sleep(1)"
+def test_a_function_that_is_always_slow_is_an_error(tmp_path: Path, prefix: str) -> None:
+    nap = "await asyncio.sleep(5)" if prefix else "time.sleep(5)"
+    text = blamed(custom(tmp_path, nap, prefix=prefix, timeout_s=0.2), sample(), sample(uid="q2"))
+    assert "2 of 2 answers got no score" in text
+    assert "sample q1 (data source letters, step 7): took longer than 0.2 s" in text
+
+
+HOSTILE = """
+import re, sys
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "regex":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    if solution_str == "power":
+        return 9 ** 9 ** 9 ** 9
+    if solution_str == "number":
+        int("9" * 10_000)
+    if solution_str == "exit":
+        import os; os._exit(7)
+    if solution_str == "deep":
+        def f(n): return f(n + 1)
+        f(0)
+    print("a line on stdout"); sys.stdout.flush()
+    return {"score": 1.0, "saw": sys.stdin.read()}
+"""
+
+
+def test_hostile_answers_to_a_plain_function_score_0_and_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "hostile.py"
+    path.write_text(HOSTILE)
+    judge = Judge(RewardOptions(tokenizer="", custom_path=str(path), timeout_s=1.0))
+    bad = ["regex", "power", "number", "exit", "deep"]
+    samples = [sample(what, uid=what) for what in (*bad, *["fine"] * 6)]
     start = time.perf_counter()
-    text = blamed(custom(tmp_path, nap, prefix=prefix, timeout_s=0.2), sample())
-    assert "took longer than reward.timeout_s=0.2" in text
-    assert time.perf_counter() - start < 0.9
+    made = asyncio.run(judge.score(samples))
+    assert time.perf_counter() - start < 20
+    failures = {one.uid: made[place].failure for place, one in enumerate(samples)}
+    said = {uid: failure and (failure.kind, failure.text) for uid, failure in failures.items()}
+    assert said["regex"] == said["power"] == ("timeout", "took longer than 1 s")
+    assert said["exit"] == ("error", "ended its process (exit code 7)")
+    assert said["number"] is not None
+    assert "ValueError: Exceeds the limit" in said["number"][1]
+    assert said["deep"] is not None
+    assert "RecursionError" in said["deep"][1]
+    assert [one.score.score for one in made] == [0.0] * 5 + [1.0] * 6
+    assert made[-1].score.extra == {"saw": ""}
+    assert (judge.timeouts, judge.errors) == (2, 3)
+    assert "scored 0: compute_score of " in caplog.text
+    judge.close()
+
+
+def test_when_the_calls_time_is_over_the_rest_counts_as_too_late(tmp_path: Path) -> None:
+    judge = custom(tmp_path, "time.sleep(float(solution_str)); return 1", num_processes=1, max_failed_share=1)
+    made = asyncio.run(judge.score([sample(nap) for nap in ("0", "30", "0")], budget_s=5.0))
+    assert [one.score.score for one in made] == [1.0, 0.0, 0.0]
+    assert [one.failure.kind if one.failure else "" for one in made] == ["", "timeout", "timeout"]
+    judge.close()
+
+
+def test_more_failures_than_allowed_are_an_error(tmp_path: Path) -> None:
+    judge = custom(tmp_path, "return 1 / int(solution_str)", max_failed_share=0.25)
+    assert scores(judge, *(sample(number) for number in "10111")) == [1, 0, 1, 1, 1]
+    text = blamed(judge, *(sample(number, uid=f"q{number}") for number in "10101"))
+    assert "2 of 5 answers got no score, more than reward.max_failed_share=0.25 allows" in text
+    assert "first: compute_score of " in text
+    assert "sample q0" in text
+    judge.close()
 
 
 def test_a_built_in_that_cannot_judge_names_the_sample() -> None:
@@ -126,14 +186,6 @@ def test_a_built_in_that_cannot_judge_names_the_sample() -> None:
         judge, sample(style="last_number", ground_truth="x")
     )
     assert "extra_info lacks question" in blamed(judge, sample(style="reasoning_gym"))
-
-
-def test_a_thread_hands_its_error_on() -> None:
-    def fail() -> None:
-        raise OSError("disk")
-
-    with pytest.raises(OSError, match="disk"):
-        asyncio.run(in_thread(fail))
 
 
 def test_scores_go_to_the_last_response_token() -> None:
@@ -189,9 +241,21 @@ def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.Monkey
     assert out["token_level_scores"].tolist() == [[0, 0, 0, 1.0], [0, 0, 0, 0]]
     assert out["token_level_scores"].dtype is torch.float32
     assert np.asarray(out["acc"]).tolist() == [1.0, 0.0]
+    assert out["reward_failed"].tolist() == [0, 0]
     assert list(out["response_text"]) == ["cba", "cbb"]
     assert "response_text" not in asyncio.run(made.compute_score(batch())).non_tensor_batch
     assert asyncio.run(made.stats())["samples"] == 4
+
+
+def test_the_worker_marks_answers_without_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.py"
+    path.write_text(f"def compute_score({ARGUMENTS}): return 1 / (solution_str == 'cba')\n")
+    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,), custom_path=str(path)), monkeypatch)
+    out = asyncio.run(made.compute_score(batch()))
+    assert out["reward_failed"].tolist() == [0, FAILED["error"]]
+    assert out["reward_failed"].dtype is torch.int8
+    assert np.asarray(out["acc"]).tolist() == [1.0, 0.0]
+    assert asyncio.run(made.stats())["errors"] == 1
 
 
 def test_the_worker_keeps_what_a_custom_function_adds(

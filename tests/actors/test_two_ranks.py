@@ -1,8 +1,5 @@
 """Two real processes, FSDP2 over gloo, against one process without any sharding."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,31 +10,12 @@ from transformers import AutoModelForCausalLM
 from neoproto.store import MemoryStore
 from neoproto.weights.reading import WeightReader
 from tests.actors import rank_program
+from tests.actors.program_runs import run_program
 from tests.actors.tiny_llama import make_folder
-
-ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(folder: Path, world_size: int) -> list[dict]:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.actors.rank_program", str(rank), str(world_size), str(folder)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    run_program("tests.actors.rank_program", folder, world_size)
     return [load(folder / f"out{world_size}_{rank}.pt") for rank in range(world_size)]
 
 

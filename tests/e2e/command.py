@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,28 @@ class Command:
 
     Every process it starts inherits a mark in its environment, and a temporary folder of its own: whatever is
     left of either is the run's.
+
+    Attributes:
+        cwd, folder: where it runs, and its run folder in there.
+        shm: where its shared memory is seen from here.
+        tmp: its temporary folder.
     """
 
-    def __init__(self, cwd: Path, env: Mapping[str, str], *words: str) -> None:
+    def __init__(
+        self,
+        cwd: Path,
+        env: Mapping[str, str],
+        *words: str,
+        within: Sequence[str] = (),
+        folder: Path | None = None,
+    ) -> None:
+        """Args:
+        within: a program that replaces itself by the command, which is the rest of its arguments.
+        folder: the run folder, if it is not the one in `cwd`.
+        """
         self.cwd = cwd
-        self.folder = cwd / "run"
+        self.folder = folder or cwd / "run"
+        self.shm = "/dev/shm"
         self._mark = uuid.uuid4().hex
         # Short, since sockets lie in it: their paths have 108 bytes at most.
         self.tmp = Path(tempfile.mkdtemp(prefix="npe2e-", dir="/tmp"))
@@ -70,7 +87,7 @@ class Command:
         self._out, self._errors = cwd / "stdout", cwd / "stderr"
         with self._out.open("wb") as out, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "neoproto.run", *words, f"runtime.run_dir={self.folder}"],
+                [*within, sys.executable, "-m", "neoproto.run", *words, f"runtime.run_dir={self.folder}"],
                 cwd=cwd,
                 env={**env, MARK: self._mark, "TMPDIR": str(self.tmp), "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
@@ -127,7 +144,7 @@ class Command:
         found = [f"process {pid}: {name}" for pid, name in self.processes().items()]
         names = sorted(path.name for path in self.tmp.iterdir())
         found += [f"temporary {name}" for name in names if not NOT_OURS.fullmatch(name)]
-        shared = [entry.name for entry in os.scandir("/dev/shm") if entry.inode() in self._shared]
+        shared = [entry.name for entry in os.scandir(self.shm) if entry.inode() in self._shared]
         found += [f"shared memory {name}" for name in sorted(shared)]
         sockets = Path("/proc/net/unix").read_text().splitlines()
         return found + [f"socket {line.split()[-1]}" for line in sockets if str(self.tmp) in line]

@@ -28,13 +28,14 @@ def built_in_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, cache: Path, user_env: dict[str, str]) -> Iterator[Start]:
-    """Starts runs in the test's folder, and ends whatever is left of them."""
+    """Starts runs in the test's folder, and ends whatever is left of them; `folder` is one that has a run."""
     commands: list[Command] = []
 
-    def make(*words: str) -> Command:
+    def make(*words: str, folder: Path | None = None) -> Command:
         cwd = tmp_path / f"run{len(commands)}"
         cwd.mkdir()
-        commands.append(Command(cwd, user_env | {"NEOPROTO_CACHE": str(cache)}, *words))
+        env = user_env | {"NEOPROTO_CACHE": str(cache)}
+        commands.append(Command(cwd, env, *words, folder=folder))
         return commands[-1]
 
     yield make

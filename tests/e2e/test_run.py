@@ -24,7 +24,8 @@ METRICS = {
     "actor/grad_norm", "actor/lr", "response_length/clip_ratio", "perf/throughput", "perf/time_per_step",
     "perf/total_num_tokens", "perf/controller_share", "training/global_step", "training/epoch",
     "training/rollout_probs_diff_mean", "training/rollout_probs_diff_max",
-    "store/objects", "store/leases", "store/segments", "store/bytes_in", "store/bytes_out",
+    "training/replica_restarts", "rollout/replicas_up", "store/objects", "store/leases",
+    "store/segments", "store/bytes_in", "store/bytes_out",
     "store/bytes_mapped", "store/bytes_copied", "store/cache_hits", "store/controller/bytes_in",
     *(f"timing_s/{phase}" for phase in PHASES),
     *(
@@ -87,7 +88,7 @@ def check_logs(done: Finished, ranks: dict[str, int]) -> None:
     for group, count in ranks.items():
         logs = sorted(path.name for path in (done.folder / "logs" / group).glob("*.log"))
         assert logs == [f"rank{rank}.log" for rank in range(count)]
-    assert "vllm" in (done.folder / "logs" / "rollout" / "rank0.log").read_text().lower()
+    assert "vllm" in (done.folder / "logs" / "rollout-0" / "rank0.log").read_text().lower()
     assert (done.folder / "run.log").is_file()
 
 
@@ -142,7 +143,7 @@ def check_model(done: Finished, start: Path) -> None:
 def test_ppo(start: Start, cache: Path) -> None:
     """The first run makes the model that the others find."""
     done = check_clean_end(start("--config-name", "ppo_monarch", "+smoke=tiny"))
-    check_logs(done, {"actor": 1, "critic": 1, "rollout": 1, "reward": 1})
+    check_logs(done, {"actor": 1, "critic": 1, "rollout-0": 1, "reward": 1})
     check_metrics(done, METRICS | CRITIC)
     check_validation(done, prompts=16)
     (built_in_model,) = (cache / "models").glob("tiny-*")
@@ -153,7 +154,7 @@ def test_ppo(start: Start, cache: Path) -> None:
 def test_grpo_with_kl_in_the_loss(start: Start, built_in_model: Path) -> None:
     kl = ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.01"]
     done = check_clean_end(start("--config-name", "grpo_monarch", "+smoke=tiny", *kl))
-    check_logs(done, {"actor": 1, "reference": 1, "rollout": 1, "reward": 1})
+    check_logs(done, {"actor": 1, "reference": 1, "rollout-0": 1, "reward": 1})
     check_metrics(done, METRICS | REFERENCE)
     check_validation(done, prompts=16)
     check_model(done, built_in_model)
@@ -165,7 +166,7 @@ def test_grpo_with_kl_in_the_loss(start: Start, built_in_model: Path) -> None:
 def test_two_ranks_of_everything(start: Start, built_in_model: Path) -> None:
     """Policy and critic sharded over two ranks, two replicas that share the prompts."""
     done = check_clean_end(start("+smoke=tiny", "trainer.n_gpus_per_node=2"))
-    check_logs(done, {"actor": 2, "critic": 2, "rollout": 2, "reward": 1})
+    check_logs(done, {"actor": 2, "critic": 2, "rollout-0": 1, "rollout-1": 1, "reward": 1})
     check_metrics(done, METRICS | CRITIC)
     check_validation(done, prompts=16)
     check_model(done, built_in_model)
@@ -185,7 +186,7 @@ def test_replicas_that_pull_weights_by_themselves(start: Start, built_in_model: 
     """PPO on two replicas that are told nothing: rollout is one batch, and so one publish, ahead."""
     two = "actor_rollout_ref.rollout.n_gpus_per_node=2"
     done = check_clean_end(start("+smoke=tiny", "trainer.mode=decoupled_async", two))
-    check_logs(done, {"actor": 1, "critic": 1, "rollout": 2, "reward": 1, "registry": 1})
+    check_logs(done, {"actor": 1, "critic": 1, "rollout-0": 1, "rollout-1": 1, "reward": 1, "registry": 1})
     check_metrics(done, METRICS | CRITIC)
     check_validation(done, prompts=16)
     check_versions(done, [0, 1, 1])
@@ -235,7 +236,7 @@ def test_own_data_reward_and_model(start: Start, built_in_model: Path, tmp_path:
     )
     note = "note: 1 training prompts longer than data.max_prompt_length were left out"
     done = check_clean_end(command, sources=("letters",), made=False, notes=(note,))
-    check_logs(done, {"actor": 1, "critic": 1, "rollout": 1, "reward": 1})
+    check_logs(done, {"actor": 1, "critic": 1, "rollout-0": 1, "reward": 1})
     check_metrics(done, METRICS | CRITIC)
     check_validation(done, prompts=6, source="letters")
     check_model(done, own)

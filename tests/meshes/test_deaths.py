@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from meshes import deaths
 from meshes.deaths import DeathWatch, describe_status, parse_fault
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -83,4 +85,59 @@ def test_a_process_that_is_gone_is_reported(reports: queue.Queue[tuple[str, int,
     process.wait()
     watch.watch("g", 0, process.pid)
     assert wait_for_cause(reports)[:2] == ("g", 0)
+    watch.close()
+
+
+def test_a_process_that_stays_stopped_is_killed_and_reported_with_that_cause(
+    reports: queue.Queue[tuple[str, int, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "LOOK_S", 0.05)
+    watch = DeathWatch(lambda *report: reports.put(report), stopped_timeout_s=0.4)
+    process = subprocess.Popen(SLEEP)
+    watch.watch("g", 1, process.pid)
+    time.sleep(0.6)
+    assert reports.empty()
+    started = time.monotonic()
+    os.kill(process.pid, signal.SIGSTOP)
+    assert process.wait(timeout=10) == -signal.SIGKILL
+    assert time.monotonic() - started >= 0.3
+    key, rank, cause = wait_for_cause(reports)
+    assert (key, rank) == ("g", 1)
+    assert re.fullmatch(r"stopped by a signal for 0\.\d s, then killed", cause)
+    watch.close()
+
+
+def test_its_cause_is_not_that_it_was_killed_whoever_says_so_first(
+    reports: queue.Queue[tuple[str, int, str | None]],
+) -> None:
+    watch = DeathWatch(lambda *report: reports.put(report))
+    process = subprocess.Popen(SLEEP)
+    watch.watch("g", 1, process.pid)
+    (one,) = watch._watched.values()
+    one.cause = "stopped by a signal for 10.0 s, then killed"
+    watch.report_cause(
+        "g", 1, "signal 9 (SIGKILL)"
+    )  # Monarch's word, before the process is seen to have ended
+    assert wait_for_cause(reports)[2] == "stopped by a signal for 10.0 s, then killed"
+    watch.close()
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_goes_on_in_time_is_left_alone(
+    reports: queue.Queue[tuple[str, int, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "LOOK_S", 0.05)
+    watch = DeathWatch(lambda *report: reports.put(report), stopped_timeout_s=1.0)
+    process = subprocess.Popen(SLEEP)
+    watch.watch("g", 1, process.pid)
+    for _ in range(3):
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.2)
+    assert process.poll() is None
+    assert reports.empty()
+    process.kill()
+    process.wait()
     watch.close()

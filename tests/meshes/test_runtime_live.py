@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -70,6 +71,35 @@ def test_a_group_calls_its_ranks_in_every_way(runtime: Runtime, tmp_path: Path) 
         group.submit("nothing")
     with pytest.raises(ValueError, match="one entry per rank"):
         group.own([1, 2, 3])
+
+
+def test_the_run_folder_says_which_processes_there_are(runtime: Runtime, tmp_path: Path) -> None:
+    group = runtime.create_worker_group(
+        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
+    )
+
+    def listed() -> dict[tuple[str, int], int]:
+        rows = json.loads((tmp_path / "processes.json").read_text())
+        return {(row["group"], row["rank"]): row["pid"] for row in rows}
+
+    found = listed()
+    workers = {("probe", one["rank"]): one["pid"] for one in group.whoami()}
+    store = {("store-volume", 0), ("store-index", 0)}
+    assert found.keys() == {("controller", 0), *store, *workers}
+    assert found["controller", 0] == os.getpid()
+    assert {name: found[name] for name in workers} == workers
+    assert {found[name] for name in store} < set(marked_processes(runtime.run_id))
+    os.kill(workers["probe", 1], signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        group.add(1)
+    until = time.monotonic() + 5.0
+    while ("probe", 1) in listed() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert listed().keys() == {("controller", 0), *store, ("probe", 0)}
+    group.close()
+    assert listed().keys() == {("controller", 0), *store}
+    runtime.close()
+    assert listed() == {}
 
 
 def test_every_way_of_dispatch_on_processes(runtime: Runtime) -> None:
@@ -264,6 +294,7 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
     )
     assert group.through_the_store(1) == [1]
+    loss = runtime.watch_losses([])
     (volume,) = [
         pid
         for pid in marked_processes(runtime.run_id)
@@ -275,8 +306,11 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
     for attempt in (lambda: put(2), lambda: group.through_the_store(2), lambda: put(3)):
         with pytest.raises(StoreError, match=reason):
             attempt()
+    with pytest.raises(StoreError, match=reason):
+        loss.result(timeout=0)
     assert time.monotonic() - started < 8
     assert group.add(1) == [1], "groups go on"
+    assert "store-volume" not in (tmp_path / "processes.json").read_text()
 
 
 def test_an_init_failure_names_its_rank_at_once(runtime: Runtime) -> None:

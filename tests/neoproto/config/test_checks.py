@@ -224,6 +224,10 @@ ASYNC = {"trainer.mode": "decoupled_async"}
             {"weights.registry_name": "actor"},
             ["weights.registry_name: got 'actor', which is the name of another worker group"],
         ),
+        (
+            {"trainer.heartbeat_interval": 20.0},
+            ["trainer.heartbeat_interval: got 20, wanted less than trainer.heartbeat_timeout=20"],
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(values: dict[str, Any], said: list[str]) -> None:
@@ -333,6 +337,25 @@ def test_rollout_has_devices_of_its_own_in_the_asynchronous_presets() -> None:
 )
 def test_what_the_asynchronous_modes_can_do(values: dict[str, Any]) -> None:
     assert load(values).async_options.num_warmup_batches >= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"resume_mode": "path"}, "trainer.resume_from_path: got None, but trainer.resume_mode=path needs"),
+        ({"resume_mode": "path", "resume_from_path": ""}, "trainer.resume_from_path: got '', but"),
+        (
+            {"resume_from_path": "runs/a"},
+            "trainer.resume_from_path: got 'runs/a' with trainer.resume_mode=auto",
+        ),
+        ({"resume_mode": "disable", "resume_from_path": "a"}, "with trainer.resume_mode=disable"),
+    ],
+)
+def test_a_path_to_resume_from_goes_with_its_mode(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({f"trainer.{name}": value for name, value in values.items()})
+    assert said in str(caught.value)
+    assert load({"trainer.resume_mode": "path", "trainer.resume_from_path": "a"}).trainer.resume_from_path
 
 
 def test_an_explicit_topology_of_the_same_size_is_no_conflict() -> None:

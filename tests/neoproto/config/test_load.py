@@ -168,8 +168,8 @@ def test_an_unknown_key_in_a_list_gets_the_nearest_one() -> None:
         ("actor_rollout_ref.rollout.top_p", 0.9),
         ("actor_rollout_ref.rollout.top_k", 50),
         ("actor_rollout_ref.model.trust_remote_code", True),
-        ("trainer.save_freq", 10),
-        ("trainer.resume_mode", "auto"),
+        ("trainer.resume_mode", "resume_path"),
+        ("trainer.max_actor_ckpt_to_keep", 5),
         ("trainer.mode", "one_step_off"),
         ("algorithm.rollout_correction.rollout_rs", "token_k1"),
         ("algorithm.rollout_correction.rollout_is_batch_normalize", True),
@@ -203,7 +203,7 @@ def test_everything_is_reported_at_once() -> None:
     mapping = {
         "data": {"train_batch_size": 30, "max_prompt_length": "long"},
         "actor_rollout_ref": {"actor": {"optim": {"lrr": 1}, "use_dynamic_bsz": False}, "rollout": None},
-        "trainer": {"save_freq": 5},
+        "trainer": {"save_freq": -5},
         "topology": {"models": [{"name": "a"}]},
         1: 2,
     }

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import faulthandler
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from meshes.stacks import STACKS_SIGNAL
 from tests.neoproto.run.inputs import json_lines, model_folder, words
 
 
@@ -29,5 +31,6 @@ def run_log() -> Iterator[None]:
     for handler in list(root.handlers):
         if handler not in before:
             root.removeHandler(handler)
+            faulthandler.unregister(STACKS_SIGNAL)
             handler.close()
     root.setLevel(level)

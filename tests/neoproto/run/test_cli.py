@@ -412,5 +412,43 @@ def test_a_folder_that_holds_a_run_is_refused(
 ) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "metrics.jsonl").touch()
-    text = refused(capsys, *overrides(model, train_file, f"runtime.run_dir={tmp_path}/old"))
-    assert text == f"runtime.run_dir: {tmp_path}/old already holds a run"
+    words_typed = [f"runtime.run_dir={tmp_path}/old", "trainer.resume_mode=disable"]
+    text = refused(capsys, *overrides(model, train_file, *words_typed))
+    assert text.startswith(f"runtime.run_dir: {tmp_path}/old already holds a run; trainer.resume_mode=auto")
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_beginning(
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.jsonl").touch()
+    _, out, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={tmp_path}/old"))
+    assert "InputAcceptedError" in errors
+    assert "note: this folder's run has no checkpoint: starting from the beginning, its metrics are" in out
+
+
+def test_a_complete_run_says_so_and_starts_nothing(
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path
+) -> None:
+    typed = overrides(model, train_file, f"runtime.run_dir={tmp_path}/old", "trainer.total_training_steps=4")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "complete.json").write_text('{"steps": 4}')
+    code, out, errors = ended(capsys, *typed)
+    assert (code, errors) == (0, "")
+    assert out.splitlines()[-1].startswith(
+        "this run is complete: 4 steps are trained, the model is in model/;"
+    )
+    code, _, errors = ended(capsys, *typed, "trainer.total_training_steps=5")
+    assert (code, "InputAcceptedError" in errors) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nowhere", "no such folder:"), ("here", "no checkpoint (global_ste")]
+)
+def test_a_path_without_a_checkpoint_leaves_no_run_folder(
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path, name: str, said: str
+) -> None:
+    typed = ["trainer.resume_mode=path", f"trainer.resume_from_path={tmp_path}/{name}"]
+    text = refused(capsys, *overrides(model, train_file, *typed))
+    assert text.startswith(f"trainer.resume_from_path: {said}")
+    assert text.endswith(f" {tmp_path}/{name}")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +13,31 @@ import pytest
 from neoproto.config import RunConfig, load_config
 from neoproto.errors import ConfigError
 from neoproto.run.compose import compose, compose_run
-from neoproto.run.folder import make_run_folder, open_run_log, unused
+from neoproto.run.folder import (
+    completed_steps,
+    holds_run,
+    mark_complete,
+    mark_incomplete,
+    next_epoch,
+    open_run_log,
+    run_folder,
+    unused,
+)
 
 
-def config(**runtime: str) -> RunConfig:
-    return load_config({"runtime": runtime, "trainer": {"project_name": "p", "experiment_name": "e"}})
+def config(run_dir: str | None = None, **trainer: str) -> RunConfig:
+    names = {"project_name": "p", "experiment_name": "e"}
+    return load_config({"runtime": {"run_dir": run_dir}, "trainer": names | trainer})
+
+
+def made(of: RunConfig) -> Path:
+    with run_folder(of) as folder:
+        return folder
 
 
 def test_a_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = make_run_folder(config()), make_run_folder(config())
+    first, second = made(config()), made(config())
     assert first.parent == second.parent == tmp_path / "outputs" / "p" / "e"
     assert first != second
     assert first.is_absolute()
@@ -34,17 +52,52 @@ def test_two_runs_in_one_second_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_named_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert make_run_folder(config(run_dir="~/mine")) == tmp_path / "mine"
-    assert make_run_folder(config(run_dir="~/mine")) == tmp_path / "mine", (
-        "a run that did not start left no metrics"
-    )
+    assert made(config("~/mine")) == tmp_path / "mine"
+    assert made(config("~/mine")) == tmp_path / "mine", "a run that did not start left no metrics"
 
 
-def test_a_folder_with_a_run_in_it_is_refused(tmp_path: Path) -> None:
-    folder = make_run_folder(config(run_dir=str(tmp_path)))
+@pytest.mark.parametrize(
+    "mode", [{"resume_mode": "disable"}, {"resume_mode": "path", "resume_from_path": "x"}]
+)
+def test_a_folder_with_a_run_in_it_is_gone_on_with_or_refused(tmp_path: Path, mode: dict[str, str]) -> None:
+    folder = made(config(str(tmp_path)))
+    assert not holds_run(folder)
+    assert made(config(str(tmp_path), **mode)) == folder
     (folder / "metrics.jsonl").touch()
-    with pytest.raises(ConfigError, match=f"^runtime.run_dir: {tmp_path} already holds a run$"):
-        make_run_folder(config(run_dir=str(tmp_path)))
+    assert holds_run(folder)
+    said = f"^runtime.run_dir: {tmp_path} already holds a run; trainer.resume_mode=auto goes on with it$"
+    with pytest.raises(ConfigError, match=said):
+        made(config(str(tmp_path), **mode))
+    assert made(config(str(tmp_path))) == folder
+
+
+HOLD = """\
+import sys, time
+from neoproto.config import load_config
+from neoproto.run.folder import run_folder
+with run_folder(load_config({"runtime": {"run_dir": sys.argv[1]}})):
+    print("held", flush=True)
+    import subprocess
+    subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL)
+    time.sleep(30)
+"""
+
+
+def test_two_runs_cannot_use_one_folder(tmp_path: Path) -> None:
+    """Whatever becomes of the first: with its process the lock goes, and not with what it started."""
+    said = f"^runtime.run_dir: {tmp_path} is in use by another run$"
+    with run_folder(config(str(tmp_path))), pytest.raises(ConfigError, match=said):
+        made(config(str(tmp_path)))
+    made(config(str(tmp_path)))
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    with other.stdout as said:
+        assert said.readline() == "held\n"
+        with pytest.raises(ConfigError, match="in use"):
+            made(config(str(tmp_path)))
+        other.kill()
+        other.wait()
+    made(config(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["runtime.run_dir", "trainer.default_local_dir"])
@@ -53,7 +106,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> Non
     wrong = tmp_path / "file" / "below"
     section, key = name.split(".")
     with pytest.raises(ConfigError, match=f"^{name}: cannot write to {wrong}.*: Not a directory$"):
-        make_run_folder(load_config({section: {key: str(wrong)}}))
+        made(load_config({section: {key: str(wrong)}}))
 
 
 def test_the_configuration_in_the_folder_is_one_that_runs(tmp_path: Path) -> None:
@@ -65,8 +118,34 @@ def test_the_configuration_in_the_folder_is_one_that_runs(tmp_path: Path) -> Non
         "+smoke=tiny",
     ]
     mine = compose_run("ppo_monarch", [*typed, "runtime.env_vars.A=b", "topology=split_ppo"])
-    make_run_folder(mine)
+    made(mine)
     assert load_config(compose("config", [], tmp_path)) == mine
+
+
+def test_the_configuration_before_is_set_aside_when_it_changes(tmp_path: Path) -> None:
+    made(config(str(tmp_path)))
+    made(config(str(tmp_path)))
+    assert not (tmp_path / "config.superseded.yaml").exists()
+    before = (tmp_path / "config.yaml").read_text()
+    made(config(str(tmp_path), on_failure="restart"))
+    assert (tmp_path / "config.superseded.yaml").read_text() == before
+    assert "on_failure: restart" in (tmp_path / "config.yaml").read_text()
+
+
+def test_no_two_starts_have_one_epoch(tmp_path: Path) -> None:
+    assert [next_epoch(tmp_path) for _ in range(3)] == [0, 1, 2]
+    assert next_epoch(tmp_path, at_least=7) == 7
+    assert next_epoch(tmp_path, at_least=3) == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["weight_epoch"]
+
+
+def test_a_run_is_complete_until_it_is_gone_on_with(tmp_path: Path) -> None:
+    assert completed_steps(tmp_path) is None
+    mark_incomplete(tmp_path)
+    mark_complete(tmp_path, 6)
+    assert completed_steps(tmp_path) == 6
+    mark_incomplete(tmp_path)
+    assert completed_steps(tmp_path) is None
 
 
 @pytest.mark.usefixtures("run_log")
@@ -82,3 +161,11 @@ def test_the_log_takes_what_the_package_says(tmp_path: Path) -> None:
     assert "INFO neoproto.anything: hello\n" in text
     assert "ValueError: bad" in text
     assert "not ours" not in text
+
+
+@pytest.mark.usefixtures("run_log")
+def test_the_controller_says_where_it_is_when_it_is_asked(tmp_path: Path) -> None:
+    open_run_log(tmp_path / "run.log")
+    signal.raise_signal(signal.SIGUSR2)
+    text = (tmp_path / "run.log").read_text()
+    assert "test_the_controller_says_where_it_is_when_it_is_asked" in text

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import atexit, sys, threading, time
-from neoproto.run.__main__ import leave
+from neoproto.run.process import leave
 
 atexit.register(print, "tidied up")
 stuck = threading.Event()
@@ -42,7 +42,7 @@ def test_neither_a_stuck_thread_nor_what_is_in_memory_keeps_the_process() -> Non
 
 STUCK = """
 import atexit, threading
-import neoproto.run.__main__ as command
+import neoproto.run.process as command
 
 command.LAST_WORDS_S = 0.5
 atexit.register(threading.Event().wait)
@@ -57,7 +57,7 @@ def test_what_hangs_at_the_end_of_the_process_is_left() -> None:
 
 CLOSED = """
 import os, sys
-from neoproto.run.__main__ import open_standard_streams
+from neoproto.run.process import open_standard_streams
 
 open_standard_streams()
 from neoproto.run.console import RunConsole

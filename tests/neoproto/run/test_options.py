@@ -73,6 +73,8 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     "reward.custom_reward_function.name": ("judge", {"reward"}),
     "reward.timeout_s": (3.0, {"reward"}),
     "reward.max_concurrency": (3, {"reward"}),
+    "reward.num_processes": (3, {"reward"}),
+    "reward.max_failed_share": (0.25, {"reward"}),
     "weights.rollout_dtype": ("float16", {"actor"}),
     "weights.bucket_mib": (1, {"actor"}),
     "weights.num_slots": (5, {"actor"}),

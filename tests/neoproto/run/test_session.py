@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.table import Table
 
-from neoproto.errors import DeadlineExceeded
+from neoproto.errors import DeadlineExceeded, StoreError
 from neoproto.run.cli import main
-from neoproto.runtime import Runtime
+from neoproto.run.session import wait_for_all
+from neoproto.runtime import ResourcePool, Runtime
+from neoproto.runtime.losses import Loss
+from neoproto.runtime.placement import Block
 from tests.neoproto.run.inputs import overrides
 
 pytestmark = pytest.mark.usefixtures("run_log")
@@ -30,11 +36,15 @@ class SlowRuntime:
     def placement_table(self) -> Table:
         return Table()
 
-    def model_resource_pool(self, name: str) -> str:
-        return name
+    def model_resource_pool(self, _: str) -> ResourcePool:
+        block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=1)
+        return ResourcePool(name="all", cluster="default", block=block, device_type="cpu")
 
     def create_resource_pool(self, **_: Any) -> str:
         return "pool"
+
+    def watch_losses(self, _: Collection[str]) -> Loss:
+        return Loss()
 
     def create_worker_group(self, *_: Any, name: str, timeout: float, **__: Any) -> None:
         raise DeadlineExceeded("__init__", name, [1], timeout, {1: "a stack\nof two lines"})
@@ -55,3 +65,26 @@ def test_workers_that_do_not_start_in_time_name_the_option(
         "__init__ did not answer within 7.0 s; no answer from rank(s) 1; trainer.timeouts.start=7 is" in line
     )
     assert SlowRuntime.closed
+
+
+def test_a_start_waits_for_all() -> None:
+    futures: list[Future[int]] = [Future(), Future()]
+    for future in futures:
+        threading.Timer(0.05, future.set_result, [1]).start()
+    wait_for_all(futures, Loss())
+    assert all(future.done() for future in futures)
+
+
+def test_the_first_failure_ends_a_start() -> None:
+    futures: list[Future[int]] = [Future(), Future()]
+    threading.Timer(0.05, futures[1].set_exception, [ValueError("no")]).start()
+    with pytest.raises(ValueError, match="no"):
+        wait_for_all(futures, Loss())
+
+
+def test_a_process_that_is_lost_ends_a_start() -> None:
+    """The store, say: nobody would use it before all workers have started."""
+    loss = Loss()
+    threading.Timer(0.05, loss.set_exception, [StoreError("died")]).start()
+    with pytest.raises(StoreError, match="died"):
+        wait_for_all([Future()], loss)

@@ -186,3 +186,14 @@ def test_after_the_end_nothing_is_taken_and_nothing_waits(bench: Bench) -> None:
     bench.center.close("closed")
     with pytest.raises(RuntimeClosed, match="closed"):
         call.result()
+
+
+def test_a_death_on_a_full_disk_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that cannot write may end without a word."""
+    monkeypatch.setattr("neoproto.runtime.members.is_full", lambda folder: folder == tmp_path)
+    call = bench.start(0)
+    bench.die(0)
+    with pytest.raises(WorkerDied, match=rf"\(SIGKILL\); {tmp_path}: No space left on device$"):
+        call.result()

@@ -13,11 +13,13 @@ def test_a_mapping_and_an_object_read_the_same(tmp_path: Path) -> None:
     block = {
         "run_dir": str(tmp_path),
         "env_vars": {"A": 1},
+        "stopped_timeout": 4,
         "monarch": {"object_store": {"strategy": "local_rank"}},
     }
     as_object = SimpleNamespace(
         run_dir=tmp_path,
         env_vars={"A": 1},
+        stopped_timeout=4,
         backend="monarch",
         monarch=SimpleNamespace(object_store=SimpleNamespace(strategy="local_rank")),
     )
@@ -30,6 +32,7 @@ def test_a_mapping_and_an_object_read_the_same(tmp_path: Path) -> None:
         assert settings.env_vars == {"A": "1"}
         assert settings.topology == {"x": 1}
         assert settings.options["store_strategy"] == "local_rank"
+        assert settings.options["stopped_timeout_s"] == 4.0
         assert settings.options["job_mode"] == "process"
 
 

@@ -1,12 +1,16 @@
 """What other processes do in the shared-memory tests; run as `python -m … NAME ARGS`."""
 
+import asyncio
+import contextlib
 import pickle
 import sys
 import time
 
 import numpy as np
 
+from neoproto.errors import StoreFull
 from neoproto.store.local import SharedVolume
+from neoproto.store.pool import SegmentPool
 from neoproto.store.shm import Owner, Table
 
 
@@ -40,5 +44,22 @@ def own(prefix):
     return owner, table
 
 
+def overfill(prefix):
+    """Fill /dev/shm, then take more slots than the table has memory for; say what comes of it."""
+    table = Table.create(prefix)
+    pool = SegmentPool(prefix, table, 1 << 20)
+    pool.retire(asyncio.run(pool.reserve(1000, 1)).token)
+    with open("/dev/shm/filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    try:
+        asyncio.run(pool.reserve(1000, 60_000))
+    except StoreFull as error:
+        print(error)
+    grant = asyncio.run(pool.reserve(1000, 10))
+    print(len(grant.slots), pool.stats().live_slots)
+
+
 if __name__ == "__main__":
-    {"hold": hold, "begin_to_write": begin_to_write, "own": own}[sys.argv[1]](*sys.argv[2:])
+    programs = {"hold": hold, "begin_to_write": begin_to_write, "own": own, "overfill": overfill}
+    programs[sys.argv[1]](*sys.argv[2:])

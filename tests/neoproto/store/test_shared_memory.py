@@ -254,6 +254,24 @@ def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host, mon
     assert host.pool.stats().segments == 1
 
 
+def test_slots_without_memory_are_an_error_and_no_bus_error():
+    """In a /dev/shm of its own, 100 MiB: the store leaves 64 MiB to others."""
+    program = [sys.executable, "-m", "tests.neoproto.store.shm_programs", "overfill", "np.overfill"]
+    mount = 'mount -t tmpfs -o size=100m tmpfs /dev/shm || exit 99; exec "$@"'
+    command = ["unshare", "--mount", "bash", "-c", mount, "bash", *program]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip(f"no namespaces can be made here: {done.stderr}")
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines() == [
+        "no memory for 59999 more values: /dev/shm: No space left on device",
+        "10 10",
+    ]
+
+
 def test_a_reader_racing_with_reuse_sees_whole_values_only(host):
     stop, wrong, seen = threading.Event(), [], [0]
     current = [host.put(torch.full((MAP_BYTES // 8 + 10,), 0)), host.put(torch.full((50,), 0))]

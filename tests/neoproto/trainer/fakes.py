@@ -65,10 +65,6 @@ class FakeGroup:
         self.name, self.world_size, self.methods = name, world_size, dict(methods)
         self._calls = calls
 
-    def rank(self, rank: int) -> FakeGroup:
-        """A view of one of its processes; here there is only one."""
-        return self
-
     def submit(
         self,
         method: str,
@@ -163,7 +159,7 @@ class World:
         scores = torch.zeros(mask.shape)
         scores[torch.arange(rows), mask.sum(1) - 1] = torch.tensor([float(score) for score in wanted])
         return DataProto.from_dict(
-            tensors={"token_level_scores": scores},
+            tensors={"token_level_scores": scores, "reward_failed": torch.zeros(rows, dtype=torch.int8)},
             non_tensors={"acc": np.array([float(score) for score in wanted], dtype=object)},
         )
 
@@ -244,6 +240,12 @@ class FakePrompts:
 
     def __init__(self, validation: int = 0, steps_per_epoch: int = 2) -> None:
         self.steps_per_epoch, self._validation, self._drawn = steps_per_epoch, validation, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._drawn = state["drawn"]
 
     @property
     def has_validation(self) -> bool:

@@ -13,11 +13,12 @@ import torch
 from neoproto import trace
 from neoproto.config import load_config
 from neoproto.data import DataProto
-from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch, WorkerDied
+from neoproto.errors import ReplicaFailed, RolloutError
 from neoproto.store import MemoryStore
 from neoproto.trace import TraceWriter
-from neoproto.trainer.asynchronous import AsyncTrainer, GroupReplica
+from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.record import TrainingResult, training_parts
+from neoproto.trainer.tasks import beside
 from neoproto.weights import Manifest, WeightVersion, should_load
 from neoproto.weights.registry import LocalRegistry
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
@@ -29,6 +30,8 @@ OFF_POLICY = "training/off_policy"
 class FakeReplica:
     """Generates on the version it serves."""
 
+    up = True
+
     def __init__(self, scene: Scene, name: str) -> None:
         self.scene, self.name = scene, name
         self.served: WeightVersion | None = None
@@ -39,6 +42,7 @@ class FakeReplica:
     async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
         await asyncio.sleep(self.scene.seconds)
         if self.failure is not None:
+            self.up = not isinstance(self.failure, ReplicaFailed)
             raise self.failure
         assert self.served is not None
         self.generated.append((self.served, [str(uid) for uid in prompts["uid"]]))
@@ -90,7 +94,6 @@ class Scene:
         self.world.publish = self.publish  # type: ignore[method-assign,assignment]
         self.world.load = self.load  # type: ignore[method-assign,assignment]
         self.world.log_prob = self.log_prob  # type: ignore[method-assign,assignment]
-        self.agents: dict[str, Any] = {}
         self.score = self.world.score
         self.world.score = self.scored  # type: ignore[method-assign]
 
@@ -112,6 +115,10 @@ class Scene:
             self.trained.append([str(uid) for uid in batch["uid"]])
         return self.score(batch)
 
+    def more(self) -> dict[str, Any]:
+        """More of the run's parts."""
+        return {}
+
     async def _run(self) -> TrainingResult:
         parts = training_parts(
             self.config,
@@ -121,10 +128,12 @@ class Scene:
             show=self.recorder,
             run_dir=self.tmp_path,
             total_steps=self.steps,
+            **self.more(),
         )
+        agents = {}
         if self.config.trainer.mode == "decoupled_async":
-            self.agents |= {one.name: one.agent() for one in self.replicas if one.name not in self.agents}
-        return await AsyncTrainer(parts, self.board, self.replicas, self.agents).run()
+            agents = {f"the agent of {one.name}": one.agent() for one in self.replicas}
+        return await beside(AsyncTrainer(parts, self.board, self.replicas).run(), agents)
 
     def train(self) -> list[dict[str, float]]:
         """The metrics of the steps."""
@@ -248,45 +257,24 @@ def test_what_is_too_stale_is_dropped_and_asked_for_again(tmp_path: Path) -> Non
     assert max(row[f"{OFF_POLICY}/trajectory_staleness/max"] for row in rows) <= 1
 
 
+@BOTH
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(
-    "cause", [WeightMismatch("other names"), WorkerDied("rollout", 0, "host", "SIGKILL")]
-)
-def test_a_failed_agent_fails_the_run_with_its_cause(tmp_path: Path, cause: Exception) -> None:
-    scene = Scene(tmp_path, "decoupled_async", steps=10_000)
-
-    async def fail() -> None:
-        await asyncio.sleep(0.05)
-        raise cause
-
-    scene.agents["the agent"] = fail()
-    scene.agents[scene.replicas[0].name] = scene.replicas[0].agent()
-    with pytest.raises(type(cause)):
-        scene.train()
-
-
-@pytest.mark.usefixtures("store")
-def test_an_agent_that_ends_without_an_error_fails_the_run_too(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "decoupled_async", steps=10_000)
-    scene.agents["the agent"] = asyncio.sleep(0.05)
-    scene.agents[scene.replicas[0].name] = scene.replicas[0].agent()
-    with pytest.raises(NeoProtoError, match="the agent ended while training went on"):
-        scene.train()
+def test_a_replica_that_fails_takes_no_prompt_along(tmp_path: Path, mode: str) -> None:
+    scene = Scene(tmp_path, mode, replicas=2, steps=5)
+    scene.replicas[1].failure = ReplicaFailed("rollout/1", "signal 9 (SIGKILL)")
+    scene.train()
+    assert not scene.replicas[1].up
+    uids = [uid for batch in scene.trained for uid in batch]
+    assert sorted(uids) == sorted(f"u{10 * step + row}" for step in range(1, 6) for row in range(PROMPTS))
 
 
 @BOTH
 @pytest.mark.usefixtures("store")
-def test_a_failed_replica_fails_the_run_with_its_cause(tmp_path: Path, mode: str) -> None:
+def test_a_call_that_fails_otherwise_fails_the_run_with_its_cause(tmp_path: Path, mode: str) -> None:
     scene = Scene(tmp_path, mode, replicas=2)
-    scene.replicas[1].failure = RolloutError("the engine has failed")
-    with pytest.raises(RolloutError, match="the engine has failed"):
+    scene.replicas[1].failure = RolloutError("a sample has no token")
+    with pytest.raises(RolloutError, match="a sample has no token"):
         scene.train()
-
-
-def test_a_replica_of_a_group_is_called_as_it_reports_itself() -> None:
-    world = World()
-    replica = GroupReplica(world.workers().rollout, 0)
-    assert replica.name == "rollout/0"
 
 
 class TracedScene(Scene):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neoproto.data import DataProto
-from neoproto.errors import DeadlineExceeded, RolloutError, WorkerDied
+from neoproto.errors import DeadlineExceeded, PromptFailed, ReplicaFailed, RolloutError, WorkerDied
 from neoproto.trainer import dispatcher as module
 from neoproto.trainer.dispatcher import Dispatcher
 from neoproto.trainer.prompt_queue import PromptCounts, PromptQueue
@@ -22,7 +22,7 @@ class FakeReplica:
     """Answers on its version when `gate` is open; a test may make it fail, or never end."""
 
     def __init__(self, name: str, served: int | None = 0) -> None:
-        self.name, self.served = name, served
+        self.name, self.served, self.up = name, served, True
         self.calls: list[list[str]] = []
         self.timeouts: list[float] = []
         self.metas: list[dict[str, Any]] = []
@@ -37,6 +37,7 @@ class FakeReplica:
         self.metas.append(dict(batch.meta_info))
         await self.gate.wait()
         if self.failure is not None:
+            self.up = not isinstance(self.failure, ReplicaFailed)
             raise self.failure
         assert self.served is not None
         return answers([uid for uid in uids for _ in range(N)], [[self.served] for _ in uids * N])
@@ -193,10 +194,102 @@ def test_running_prompts_are_dated_by_what_their_replica_served() -> None:
     play(scenario)
 
 
-def test_a_dead_replica_ends_the_dispatcher_with_the_cause_and_its_prompts_are_pending_again() -> None:
+DEAD = ReplicaFailed("rollout/0", "signal 9 (SIGKILL)")
+
+
+def test_prompts_of_a_replica_that_failed_go_to_others_at_once() -> None:
+    async def scenario() -> None:
+        scene = Scene(0, 0, poll_interval=60.0)  # nobody looks again at what replicas serve
+        scene.replicas[0].failure = DEAD
+
+        async def course() -> None:
+            scene.add(4)
+            await scene.until(lambda: len(scene.buffer) == 4)
+            scene.add(3, first=4)
+            await scene.until(lambda: len(scene.buffer) == 7)
+
+        await scene.during(course)
+        assert scene.calls == [[["p0", "p1"]], [["p2", "p3"], ["p0", "p1"], ["p4", "p5"], ["p6"]]]
+        assert scene.queue.counts() == PromptCounts(pending=0, running=0, finished=7, failed=0)
+
+    play(scenario)
+
+
+def test_prompts_of_the_only_replica_wait_until_it_is_up_again() -> None:
+    async def scenario() -> None:
+        scene = Scene(0)
+        (replica,) = scene.replicas
+        replica.failure = DEAD
+
+        async def course() -> None:
+            scene.add(2)
+            await scene.until(lambda: not replica.up)
+            await asyncio.sleep(0.03)
+            assert scene.queue.counts().pending == 2
+            assert len(replica.calls) == 1
+            replica.failure, replica.up = None, True
+            await scene.until(lambda: len(scene.buffer) == 2)
+
+        await scene.during(course)
+
+    play(scenario)
+
+
+def test_a_replica_that_failed_idle_is_given_nothing_and_costs_no_prompt_a_try() -> None:
+    async def scenario() -> None:
+        scene = Scene(0, 0, poll_interval=60.0)
+
+        async def course() -> None:
+            scene.add(1)
+            await scene.until(lambda: len(scene.buffer) == 1)
+            scene.replicas[0].up = False
+            scene.add(2, first=1)
+            await scene.until(lambda: len(scene.buffer) == 3)
+
+        await scene.during(course)
+        assert scene.calls == [[["p0"]], [["p1", "p2"]]]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("aware", [True, False])
+def test_nobody_waits_for_the_version_of_a_replica_that_is_down(aware: bool) -> None:
+    async def scenario() -> None:
+        scene = Scene(1, 0, version_aware=aware)
+        scene.replicas[1].up = False
+
+        async def course() -> None:
+            scene.add(1, asks=1)
+            await scene.until(lambda: len(scene.buffer) == 1)
+
+        await scene.during(course)
+        assert scene.calls == [[["p0"]], []]
+
+    play(scenario)
+
+
+def test_a_prompt_that_every_replica_fails_on_is_a_failed_prompt() -> None:
+    async def scenario() -> None:
+        scene = Scene(0, 0, 0)
+        for replica in scene.replicas:
+            replica.failure = DEAD
+
+        async def course() -> None:
+            scene.add(1)
+            await scene.until(lambda: scene.queue.counts().failed == 1)
+            with pytest.raises(PromptFailed, match=r"p0 failed after 3 tries: .*SIGKILL") as caught:
+                scene.queue.raise_if_failed()
+            assert caught.value.__cause__ is DEAD
+
+        await scene.during(course)
+
+    play(scenario)
+
+
+def test_a_call_that_fails_otherwise_ends_the_dispatcher_and_its_prompts_are_pending_again() -> None:
     async def scenario() -> Sequence[str]:
         scene = Scene(0)
-        scene.replicas[0].failure = WorkerDied("rollout", 0, "here", "signal 9 (SIGKILL)")
+        scene.replicas[0].failure = WorkerDied("registry", 0, "here", "signal 9 (SIGKILL)")
         scene.add(2)
         with pytest.raises(WorkerDied, match="SIGKILL"):
             await asyncio.wait_for(scene.dispatcher.run(), timeout=5)

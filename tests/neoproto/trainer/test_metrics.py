@@ -39,6 +39,13 @@ def test_scores_are_per_sample_and_advantages_per_token_under_the_mask() -> None
     assert "critic/values/mean" not in figures
 
 
+def test_answers_without_a_score_are_counted_by_kind() -> None:
+    assert "reward/timeouts" not in batch_metrics(columns())
+    failed = torch.tensor([1, 0], dtype=torch.int8)
+    figures = batch_metrics(columns() | {"reward_failed": failed})
+    assert (figures["reward/timeouts"], figures["reward/errors"]) == (1.0, 0.0)
+
+
 def test_logprob_difference_agrees_with_a_naive_loop_and_ignores_padding() -> None:
     rollout, policy = [-1.0, -2.0, -0.5], [-1.5, -1.75, -0.5]
     figures = logprob_difference(

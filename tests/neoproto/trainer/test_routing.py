@@ -69,3 +69,23 @@ def test_loads_are_kept_when_versions_change():
         made.started(name, 1)
     made.update(served(1, 1, 1))
     assert made.choose(version(1)) == "rollout/2"
+
+
+def test_nothing_waits_for_replicas_that_are_down_nor_goes_there():
+    made = Routes(NAMES, most_in_flight=4, version_aware=False)
+    made.update(served(1, 1, 0), up=NAMES[:2])
+    assert made.choose(version(1)) == "rollout/0"
+    assert not made.suits("rollout/0", version(2))
+    made.drop("rollout/0")
+    assert made.choose(version(1)) == "rollout/1"
+    made.drop("rollout/1")
+    assert made.room(version(0)) == 0
+    made.ended("rollout/1", 0)
+    assert made.room(version(0)) == 0
+
+
+def test_a_replica_that_failed_leaves_the_others_waiting_for_one_that_has_yet_to_load():
+    made = Routes(NAMES, most_in_flight=4, version_aware=False)
+    made.update(served(1, 1, None))
+    made.drop("rollout/0")
+    assert made.room(version(1)) == 0

@@ -45,3 +45,15 @@ def test_a_change_wakes_everybody_who_waits_and_nobody_later() -> None:
 
 def test_a_wait_ends_at_its_timeout() -> None:
     asyncio.run(asyncio.wait_for(Changes().wait(0.01), timeout=5))
+
+
+def test_a_held_batch_is_released_when_it_is_let_go(store: MemoryStore) -> None:
+    batch = CountedBatch(prompts(2), 2)
+    batch.hold()
+    batch.done(2)
+    assert batch.parts_left == 1
+    assert store.keys() != []
+    batch.done()
+    assert store.keys() == []
+    with pytest.raises(ValueError, match="released"):
+        batch.hold()

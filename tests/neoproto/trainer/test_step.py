@@ -23,7 +23,7 @@ from tests.neoproto.trainer.fakes import GENERATED, FakeGroup, World, prompt_bat
 pytestmark = pytest.mark.usefixtures("store")
 
 TIMEOUTS = {"generate": 1.0, "reward": 2.0, "log_prob": 3.0, "values": 4.0, "update": 5.0}
-SCORED, SCORES = {"token_level_scores", "acc"}, {"old_log_probs", "entropys"}
+SCORED, SCORES = {"token_level_scores", "acc", "reward_failed"}, {"old_log_probs", "entropys"}
 
 
 def configured(**algorithm: Any) -> RunConfig:
@@ -473,6 +473,6 @@ def test_the_controller_reads_numbers_and_no_token_ids(store: MemoryStore) -> No
     columns = batch.columns
     read = [
         "response_mask", "attention_mask", "truncated", "token_level_scores", "rollout_log_probs",
-        "old_log_probs", "uid", "values", "bootstrap_values",
+        "old_log_probs", "uid", "values", "bootstrap_values", "reward_failed",
     ]  # fmt: skip
     assert store.bytes_out - before == sum(ref.info.nbytes for name in read for ref in columns[name].refs)

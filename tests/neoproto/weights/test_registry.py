@@ -184,6 +184,29 @@ def test_waiting_to_reclaim_ends_at_a_release_or_a_lapse_and_else_names_the_hold
     asyncio.run(scenario())
 
 
+def test_a_forgotten_replica_holds_nothing_up():
+    async def scenario():
+        registry = LocalRegistry()
+        await registry.publish(manifest(0))
+        gone = await registry.acquire("r0", ttl=30)
+        other = await registry.acquire("r1", ttl=30)
+        await registry.retire(version(0))
+        waiting = asyncio.create_task(registry.wait_reclaimed(version(0), 20))
+        await registry.release(other.lease_id)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        start = time.monotonic()
+        await registry.forget_replica("r0")
+        assert await waiting == ()
+        assert time.monotonic() - start < 5
+        # Were it there after all, it would be refused.
+        assert not await registry.validate(gone.lease_id)
+        with pytest.raises(LeaseExpired):
+            await registry.renew(gone.lease_id)
+
+    asyncio.run(scenario())
+
+
 def test_waiting_costs_no_turns_of_the_loop_and_can_be_cancelled():
     class Counting(asyncio.SelectorEventLoop):
         turns = 0

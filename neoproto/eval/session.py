@@ -1,0 +1,238 @@
+"""One evaluation: prompts to answers to scores, with rollout and reward workers and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from actors.reward import RewardWorker
+from actors.rewards import check_rows, find_last_number
+from actors.rollout import RolloutWorker
+from actors.rollout_options import check_servable, rollout_env
+from meshes.topology import compile_topology
+from neoproto.config import RunConfig, preset_topology
+from neoproto.config.schema import OPTIONAL_ROLES
+from neoproto.data.prompts import EncodedPrompts, load_tokenizer, read_rows
+from neoproto.errors import ConfigError
+from neoproto.eval.metrics import Answer, answer_metrics
+from neoproto.run import options
+from neoproto.run.console import RunConsole
+from neoproto.run.folder import open_run_log, run_folder
+from neoproto.run.prepare import (
+    Rows,
+    Stage,
+    check_reward_function,
+    encode,
+    eos_token_ids,
+    load_rows,
+    model_folder,
+)
+from neoproto.run.prompts import as_batch
+from neoproto.run.recipes import torch_env
+from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
+from neoproto.runtime.placement import DeviceType, Placement
+from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.validation import ValidationSample, validate, validation_passes, write_samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedEval:
+    """An evaluation whose inputs have been checked.
+
+    Attributes:
+        rollout, reward: the workers to start.
+    """
+
+    prompts: EncodedPrompts
+    rollout: ClassWithInitArgs
+    reward: ClassWithInitArgs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samplers:
+    """The groups that answer and judge."""
+
+    rollout: WorkerGroup
+    reward: WorkerGroup
+
+
+def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, float]:
+    """Measure the configured model on the validation prompts.
+
+    Returns:
+        `{data source}/{metric}` of each way of sampling, see `metrics_of`.
+
+    Raises:
+        ConfigError: an input is wrong; no worker process was started.
+        NeoProtoError, or a worker's own exception: it failed; everything has been closed.
+    """
+    console = console or RunConsole()
+    placement = place(config)
+    (model,) = placement.models_of("rollout")
+    prepared = prepare(config, model.device_type, console.stage)
+    with run_folder(config) as folder:
+        open_run_log(folder / "run.log")
+        console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
+        samples = answer(config, prepared, placement, folder, console)
+        write_samples(folder / "validation", 0, samples)
+        figures = metrics_of(config, samples)
+        (folder / "eval.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    console.table(table_of(figures))
+    console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")
+    return figures
+
+
+def place(config: RunConfig) -> Placement:
+    """Where the replicas run: as the topology says, else on all devices of the preset.
+
+    Raises:
+        TopologyError: with every violation.
+    """
+    gpus, trainer = torch.cuda.device_count(), config.trainer
+    device = trainer.device_type
+    topology = config.topology or preset_topology(
+        ("rollout",),
+        nnodes=trainer.nnodes or 1,
+        n_gpus_per_node=trainer.n_gpus_per_node or 1,
+        device_type=None if device == "auto" else device,
+    )
+    return compile_topology(
+        topology,
+        roles_needed=("rollout",),
+        roles_allowed=(*config.roles, *OPTIONAL_ROLES),
+        device_type="gpu" if gpus else "cpu",
+        local_gpus=gpus if config.runtime.monarch.job_mode == "process" else None,
+    )
+
+
+def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval:
+    """Check and load everything before a process is started.
+
+    Raises:
+        ConfigError: names the field, file or line.
+    """
+    check_reward_function(config)
+    with stage("reading prompts"):
+        rows = rows_of(config)
+    if not rows.val:
+        raise ConfigError("data.val_files: there are no validation prompts to evaluate on")
+    if config.reward.custom_reward_function.path is None:
+        check_rows(config.reward.name, rows.val)
+    model_dir = model_folder(config, rows, stage)
+    check_servable(
+        model_dir,
+        max_model_len=config.max_model_len,
+        device=device,
+        field="actor_rollout_ref.model.path",
+    )
+    with stage("tokenising prompts"):
+        tokenizer = load_tokenizer(model_dir)
+        prompts = encode(config, rows.val, tokenizer)
+    ends = eos_token_ids(model_dir, tokenizer)
+    rollout = options.rollout_options(config, model_dir, device, ends, int(tokenizer.pad_token_id))
+    env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
+    return PreparedEval(
+        prompts=prompts,
+        rollout=ClassWithInitArgs(RolloutWorker, rollout, env=env),
+        reward=ClassWithInitArgs(
+            RewardWorker, options.reward_options(config, model_dir, ends), env=torch_env(1)
+        ),
+    )
+
+
+def rows_of(config: RunConfig) -> Rows:
+    """The questions; those to train on matter to the built-in model only, which is warm-started on them."""
+    files = config.data.val_files
+    if not files:
+        return load_rows(config)
+    questions = read_rows(files, field="data.val_files")
+    return Rows(train=questions, val=questions)
+
+
+def answer(
+    config: RunConfig, prepared: PreparedEval, placement: Placement, folder: Path, console: RunConsole
+) -> list[ValidationSample]:
+    """Start the workers, have every question answered and judged, close everything."""
+    settings = {"runtime": config.runtime.model_copy(update={"run_dir": str(folder)}), "topology": None}
+    with console.stage("starting hosts and store"):
+        runtime = Runtime.from_config(settings, placement=placement)
+    with runtime:
+        with console.stage("starting workers"):
+            samplers = start(runtime, prepared, placement, config.trainer.timeouts.start)
+        batch_size = config.data.val_batch_size or len(prepared.prompts)
+        with console.stage("answering and scoring"):
+            _, samples = asyncio.run(
+                validate(
+                    samplers,
+                    (as_batch(columns) for columns in prepared.prompts.batches(batch_size)),
+                    validation_passes(config.actor_rollout_ref.rollout.val_kwargs),
+                    step=0,
+                    timeout=config.trainer.timeouts.validation,
+                    clock=PhaseClock(),
+                )
+            )
+        with console.stage("closing"):
+            runtime.close()
+    return samples
+
+
+def start(runtime: Runtime, prepared: PreparedEval, placement: Placement, timeout: float) -> Samplers:
+    """Both groups at once."""
+    (model,) = placement.models_of("rollout")
+    threads = ThreadPoolExecutor(2, thread_name_prefix="start-workers")
+    try:
+        rollout = threads.submit(
+            runtime.create_worker_group,
+            prepared.rollout,
+            on=runtime.model_resource_pool(model.name),
+            name="rollout",
+            timeout=timeout,
+        )
+        reward = threads.submit(
+            runtime.create_worker_group,
+            prepared.reward,
+            on=runtime.create_resource_pool(on="controller", name="reward"),
+            name="reward",
+            timeout=timeout,
+        )
+        return Samplers(reward=reward.result(), rollout=rollout.result())
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def metrics_of(config: RunConfig, samples: Sequence[ValidationSample]) -> dict[str, float]:
+    """`{data source}/{pass}/{metric}`: the pass is `greedy` or `sampled`, metrics as of `answer_metrics`."""
+    groups: dict[str, dict[str, list[Answer]]] = {}
+    for sample in samples:
+        way = "greedy" if sample.label == "greedy" else "sampled"
+        by_question = groups.setdefault(f"{sample.data_source}/{way}", {})
+        vote = vote_of(config.reward.name, sample.answer)
+        by_question.setdefault(sample.uid, []).append(Answer(vote=vote, accuracy=sample.accuracy))
+    return {
+        f"{name}/{metric}": value
+        for name, by_question in sorted(groups.items())
+        for metric, value in answer_metrics(by_question).items()
+    }
+
+
+def vote_of(reward: str, text: str) -> Hashable:
+    """What an answer counts as: its last number where that is what is judged, else its text."""
+    number: Any = find_last_number(text) if reward == "last_number" else None
+    return text.strip() if number is None else number
+
+
+def table_of(figures: dict[str, float]) -> Table:
+    table = Table(title="accuracy", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.3f}")
+    return table

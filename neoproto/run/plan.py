@@ -1,0 +1,227 @@
+"""What a run would do, for `dry_run=true`: placement, memory of each process, the work of one step.
+
+The memory figures are sums of what is known before a start: weights, gradients, optimizer state, caches, and
+the libraries' own share as it was seen. Activations are a rough upper bound of the largest micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from actors.rollout_options import head_dim, read_model_config
+from neoproto.config import RunConfig
+from neoproto.errors import ConfigError
+from neoproto.run.console import RunConsole
+from neoproto.run.prepare import PreparedRun
+from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
+
+GIB = 1 << 30
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LIBRARIES = {"torch": 0.45 * GIB, "vllm": 0.75 * GIB, "small": 0.2 * GIB}
+"""Resident memory of a process that has only imported what it needs, on CPU."""
+_ADAM_COPIES = 4
+"""float32 weights, gradients and AdamW's two moments."""
+_ACTIVATIONS_A_LAYER = 16
+"""Numbers kept for the backward pass for each token, layer and hidden unit, about."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """What memory depends on.
+
+    Attributes:
+        parameters: numbers in the weight files; tied ones once.
+        hidden, layers, vocabulary: of the transformer.
+        kv_numbers: numbers that one token takes in the key/value cache.
+    """
+
+    parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    kv_numbers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessMemory:
+    """One row of the table: bytes of each process of a group."""
+
+    group: str
+    processes: int
+    weights: float
+    training: float
+    cache: float
+    activations: float
+    libraries: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.training + self.cache + self.activations + self.libraries
+
+
+def show_plan(prepared: PreparedRun, placement: Placement, console: RunConsole) -> None:
+    """Print everything that `dry_run=true` promises."""
+    config = prepared.config
+    console.table(placement_table(placement))
+    rows = memory_rows(prepared, placement)
+    console.table(memory_table(rows))
+    total = sum(row.total * row.processes for row in rows)
+    store = store_bytes(config, model_sizes(prepared.model_dir))
+    console.say(
+        f"together {total / GIB:.1f} GiB in processes, and {store / GIB:.2f} GiB of shared memory for "
+        f"{config.weights.num_slots} weight versions"
+    )
+    for line in step_lines(prepared, placement):
+        console.say(line)
+    console.say("dry run: everything was checked, nothing was started")
+
+
+def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemory]:
+    """One row a group, in the order of placement."""
+    config, policy = prepared.config, prepared.config.actor_rollout_ref
+    sizes, critic_sizes = model_sizes(prepared.model_dir), model_sizes(prepared.critic_dir)
+    tokens = config.data.max_prompt_length + config.data.max_response_length
+    rows = []
+    for model in placement.models:
+        if model.worker == "actor":
+            micro = policy.actor.ppo_micro_batch_size_per_gpu
+            logits = 3.0 * micro * config.data.max_response_length * sizes.vocabulary * 4
+            rows.append(_trained(model, sizes, micro * tokens, logits))
+        elif model.worker == "critic":
+            micro = config.critic.ppo_micro_batch_size_per_gpu
+            rows.append(_trained(model, critic_sizes, micro * tokens, 0.0))
+        elif model.worker == "reference":
+            micro = policy.ref.log_prob_micro_batch_size_per_gpu
+            logits = 2.0 * micro * config.data.max_response_length * sizes.vocabulary * 4
+            rows.append(
+                _row(
+                    model, weights=4.0 * sizes.parameters / model.world_size, activations=logits, kind="torch"
+                )
+            )
+        elif model.worker == "rollout":
+            bytes_each = DTYPE_BYTES[policy.rollout.dtype]
+            cache = (
+                policy.rollout.kv_cache_gib * GIB
+                if policy.rollout.kv_cache_gib is not None
+                else policy.rollout.max_num_seqs * config.max_model_len * sizes.kv_numbers * bytes_each
+            )
+            rows.append(_row(model, weights=sizes.parameters * bytes_each, cache=cache, kind="vllm"))
+    return rows
+
+
+def _trained(model: ModelPlacement, sizes: ModelSizes, tokens: float, logits: float) -> ProcessMemory:
+    weights = 4.0 * sizes.parameters / model.world_size
+    activations = 4.0 * tokens * sizes.hidden * sizes.layers * _ACTIVATIONS_A_LAYER + logits
+    return _row(
+        model, weights=weights, training=(_ADAM_COPIES - 1) * weights, activations=activations, kind="torch"
+    )
+
+
+def _row(
+    model: ModelPlacement,
+    *,
+    weights: float,
+    training: float = 0.0,
+    cache: float = 0.0,
+    activations: float = 0.0,
+    kind: str,
+) -> ProcessMemory:
+    return ProcessMemory(
+        group=model.name,
+        processes=model.world_size,
+        weights=weights,
+        training=training,
+        cache=cache,
+        activations=activations,
+        libraries=LIBRARIES[kind],
+    )
+
+
+def memory_table(rows: list[ProcessMemory]) -> Table:
+    """GiB by process."""
+    table = Table(title="Memory of each process, GiB (estimated)")
+    table.add_column("group")
+    for name in (
+        "processes",
+        "weights",
+        "gradients, optimizer",
+        "kv cache",
+        "activations ≤",
+        "libraries",
+        "sum",
+    ):
+        table.add_column(name, justify="right")
+    for row in rows:
+        parts = (row.weights, row.training, row.cache, row.activations, row.libraries, row.total)
+        table.add_row(row.group, str(row.processes), *(f"{part / GIB:.2f}" for part in parts))
+    return table
+
+
+def store_bytes(config: RunConfig, sizes: ModelSizes) -> float:
+    """Shared memory that the published versions take."""
+    return float(config.weights.num_slots * sizes.parameters * DTYPE_BYTES[config.rollout_dtype])
+
+
+def step_lines(prepared: PreparedRun, placement: Placement) -> list[str]:
+    """The work of one step, in words."""
+    config, policy = prepared.config, prepared.config.actor_rollout_ref
+    prompts, n = config.data.train_batch_size, policy.rollout.n
+    ranks = {model.worker: model.world_size for model in placement.models}
+    updates = -(-prompts // policy.actor.ppo_mini_batch_size) * policy.actor.ppo_epochs
+    lines = [
+        f"mode {config.trainer.mode}: {prepared.total_steps} steps of {prompts} prompts x {n} samples",
+        f"  generate {prompts * n} samples of up to {config.data.max_response_length} tokens on "
+        f"{ranks['rollout']} replica(s), {policy.rollout.max_num_seqs} at a time on each",
+        f"  score; log-probs of the policy{'' if not config.uses_reference else ' and of the reference'}"
+        f"{'; values' if config.uses_critic else ''}; advantages ({config.algorithm.adv_estimator})",
+        f"  update the policy {updates} time(s) on {ranks['actor']} rank(s)"
+        + (f", the critic on {ranks['critic']} rank(s)" if config.uses_critic else ""),
+        f"  publish weights as {config.rollout_dtype}"
+        + ("; replicas pull them when they choose" if config.trainer.mode == "decoupled_async" else ""),
+    ]
+    if prepared.validation is not None:
+        every = config.trainer.test_freq
+        when = f"every {every} steps and at the end" if every > 0 else "at the end"
+        lines.append(f"  validate on {len(prepared.validation)} prompts {when}")
+    return lines
+
+
+def model_sizes(folder: Path) -> ModelSizes:
+    """Read a model folder's `config.json` and the headers of its weight files.
+
+    Raises:
+        ConfigError: there is no such configuration, or a weight file is damaged.
+    """
+    config = read_model_config(folder, field="actor_rollout_ref.model.path")
+    heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 0
+    layers = int(config.get("num_hidden_layers") or 0)
+    return ModelSizes(
+        parameters=count_parameters(folder),
+        hidden=int(config.get("hidden_size") or 0),
+        layers=layers,
+        vocabulary=int(config.get("vocab_size") or 0),
+        kv_numbers=2 * layers * int(heads) * (head_dim(config) or 0),
+    )
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in a folder's safetensors files; of other weight files, their bytes at four a number."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin")) // 4
+    return sum(math.prod(shape) for file in files for shape in _shapes(file).values())
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            names = list(opened.keys())
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise ConfigError(f"actor_rollout_ref.model.path: {file} is damaged: {error}") from error

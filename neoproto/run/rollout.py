@@ -1,0 +1,67 @@
+"""The rollout replicas of a run: how each is started, at first and again, and who keeps them alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from actors.weight_registry import GroupRegistry
+from neoproto.config import RunConfig
+from neoproto.run.recipes import Recipe
+from neoproto.runtime import Runtime, WorkerGroup
+from neoproto.runtime.runtime import SPAWN_TIMEOUT_S
+from neoproto.trainer.replicas import ReplicaSet
+from neoproto.trainer.supervision import SupervisionOptions, Supervisor
+
+_GRACE_S = 30.0
+"""How much later than its own deadlines a start is given up."""
+
+
+def start_replica(runtime: Runtime, recipe: Recipe, index: int, timeout: float) -> WorkerGroup:
+    """Start the process of one replica on its own device; blocks.
+
+    It is named after model and device, `rollout-0`, and `rollout-0-2` when it is started for the second time:
+    nothing that is still on its way from an earlier process can be taken for word of this one.
+    """
+    assert recipe.model is not None, recipe
+    place = runtime.model_resource_pool(recipe.model).view(start=index, size=1)
+    name = f"{recipe.name}-{index}"
+    return runtime.create_worker_group(recipe.workers, on=place, name=name, timeout=timeout)
+
+
+def supervised(
+    runtime: Runtime,
+    recipe: Recipe,
+    groups: Sequence[WorkerGroup],
+    registry: WorkerGroup,
+    config: RunConfig,
+    tell: Callable[[str], None],
+) -> tuple[ReplicaSet, Supervisor]:
+    """The replicas as one thing to call, and who keeps them alive.
+
+    Args:
+        recipe: of rollout.
+        groups: the processes that `start_replica` started, by index.
+        registry: the group of the weight registry.
+        tell: a line for a person.
+    """
+    trainer = config.trainer
+    start = trainer.timeouts.start
+    board = GroupRegistry(registry)
+    replicas = ReplicaSet(recipe.name, groups, board)
+    options = SupervisionOptions(
+        max_restarts=trainer.max_replica_restarts,
+        heartbeat_interval=trainer.heartbeat_interval,
+        heartbeat_timeout=trainer.heartbeat_timeout,
+        start_limit=max(SPAWN_TIMEOUT_S, start) + start + _GRACE_S,
+        load_timeout=trainer.timeouts.weights,
+        agents=trainer.mode == "decoupled_async",
+    )
+    supervisor = Supervisor(
+        replicas,
+        board,
+        registry,
+        lambda index: start_replica(runtime, recipe, index, start),
+        options,
+        tell=tell,
+    )
+    return replicas, supervisor

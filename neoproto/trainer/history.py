@@ -1,0 +1,92 @@
+"""What a run has written down so far, and how it is cut back to where a checkpoint was taken.
+
+Files that grow by a line are cut at the length they had then, validation samples of later steps set aside.
+Nothing is deleted: what is cut goes to `metrics.superseded.jsonl` and its like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+METRICS, PROMPTS, VALIDATION = "metrics.jsonl", "prompts.jsonl", "validation"
+GROWING = (METRICS, PROMPTS)
+_SAMPLES = re.compile(r"step_(\d+)\.jsonl")
+
+
+class PromptLog:
+    """Which prompts each step trained on: `{"step": n, "uids": […], "serials": […]}`, a line a step.
+
+    Args:
+        path: the file, which is appended to; None writes nothing.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+
+    @property
+    def on(self) -> bool:
+        return self._path is not None
+
+    def log(self, step: int, uids: Sequence[str], serials: Sequence[int] | None = None) -> None:
+        """Book a step; `serials` are the tickets' in the asynchronous modes."""
+        if self._path is not None:
+            row: dict[str, object] = {"step": step, "uids": list(uids)}
+            if serials is not None:
+                row["serials"] = list(serials)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def positions(run_dir: Path) -> dict[str, int]:
+    """How long each growing file is now, in bytes."""
+    return {name: _size(run_dir / name) for name in GROWING}
+
+
+def sync_history(run_dir: Path) -> None:
+    """Have the disk hold what the growing files say: a checkpoint refers to it."""
+    for name in GROWING:
+        if (run_dir / name).exists():
+            with (run_dir / name).open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def cut_history(run_dir: Path, at: Mapping[str, int], step: int) -> int:
+    """Take back everything after `step`.
+
+    Args:
+        at: how long the growing files were then; those not named are cut whole.
+
+    Returns:
+        Lines that were set aside.
+    """
+    lines = sum(_cut(run_dir / name, at.get(name, 0)) for name in GROWING)
+    folder, last = run_dir / VALIDATION, step or -1  # from the beginning, step 0's too
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = _SAMPLES.fullmatch(path.name)
+        if name is not None and int(name[1]) > last:
+            _cut(path, 0)
+            path.unlink()
+    return lines
+
+
+def _cut(path: Path, length: int) -> int:
+    """Copied first, cut then: a kill in between leaves lines in both, never in neither."""
+    if _size(path) <= length:
+        return 0
+    with path.open("rb") as file:
+        file.seek(length)
+        rest = file.read()
+    with path.with_name(f"{path.stem}.superseded{path.suffix}").open("ab") as kept:
+        kept.write(rest if rest.endswith(b"\n") else rest + b"\n")  # a kill may have cut the last line
+        kept.flush()
+        os.fsync(kept.fileno())
+    os.truncate(path, length)
+    return rest.count(b"\n")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

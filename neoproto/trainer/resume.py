@@ -1,0 +1,165 @@
+"""What the controller knows of a run, as it stands in a checkpoint, and where a run starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neoproto.config import RunConfig
+from neoproto.errors import ConfigError
+from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.weights.version import WeightVersion
+
+STATE = "trainer.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutProgress:
+    """Of the asynchronous modes: what is not in the queue and the buffer themselves.
+
+    Attributes:
+        batches: of prompts that were enqueued so far.
+        wanted: the version that prompts enqueued next ask for.
+    """
+
+    batches: int
+    wanted: WeightVersion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerState:
+    """Everything of the controller's that goes on after a restart, but for queue and buffer.
+
+    Attributes:
+        step: that the checkpoint was taken after.
+        version: of the weights published last.
+        loader: position in the training data.
+        kl: state of the KL controller; empty without one.
+        recorder: totals so far.
+        positions: lengths of the files that grow, in bytes.
+        ranks: of each group that has a part in the checkpoint.
+        fixed: options that may not change, by key.
+        rollout: in the asynchronous modes.
+    """
+
+    step: int
+    version: WeightVersion
+    loader: Mapping[str, Any]
+    kl: Mapping[str, float]
+    recorder: Mapping[str, Any]
+    positions: Mapping[str, int]
+    ranks: Mapping[str, int]
+    fixed: Mapping[str, Any]
+    rollout: RolloutProgress | None = None
+
+    def to_json(self) -> bytes:
+        rollout = self.rollout
+        plain: dict[str, Any] = {
+            "format": _FORMAT,
+            "step": self.step,
+            "version": [self.version.epoch, self.version.n],
+            "loader": dict(self.loader),
+            "kl": dict(self.kl),
+            "recorder": dict(self.recorder),
+            "positions": dict(self.positions),
+            "ranks": dict(self.ranks),
+            "fixed": dict(self.fixed),
+            "rollout": None
+            if rollout is None
+            else {"batches": rollout.batches, "wanted": [rollout.wanted.epoch, rollout.wanted.n]},
+        }
+        return (json.dumps(plain, indent=1) + "\n").encode()
+
+
+def read_state(checkpoint: Checkpoint) -> TrainerState:
+    """The controller's state in a checkpoint whose files were verified.
+
+    Raises:
+        ConfigError: it was written by another version of this program.
+    """
+    path = checkpoint.path / STATE
+    plain = json.loads(path.read_bytes())
+    if plain.get("format") != _FORMAT:
+        raise ConfigError(f"{path}: got format {plain.get('format')}, this version reads {_FORMAT}")
+    rollout = plain["rollout"]
+    return TrainerState(
+        step=plain["step"],
+        version=_version(plain["version"]),
+        loader=plain["loader"],
+        kl=plain["kl"],
+        recorder=plain["recorder"],
+        positions=plain["positions"],
+        ranks=plain["ranks"],
+        fixed=plain["fixed"],
+        rollout=rollout and RolloutProgress(batches=rollout["batches"], wanted=_version(rollout["wanted"])),
+    )
+
+
+def fixed_options(config: RunConfig) -> dict[str, Any]:
+    """What a run may not change on its way, beside its data: a checkpoint would lack or not fit its state."""
+    algorithm = config.algorithm
+    fixed: dict[str, Any] = {
+        "trainer.mode": "separate_async or decoupled_async" if config.is_async else "sync",
+        "algorithm.adv_estimator": algorithm.adv_estimator,
+        "algorithm.kl_ctrl.type": algorithm.kl_ctrl.type if algorithm.use_kl_in_reward else "none",
+    }
+    if config.is_async:  # prompts and samples of the checkpoint are trained on together with new ones
+        fixed |= {
+            "data.train_batch_size": config.data.train_batch_size,
+            "data.max_prompt_length": config.data.max_prompt_length,
+            "data.max_response_length": config.data.max_response_length,
+            "actor_rollout_ref.rollout.n": config.actor_rollout_ref.rollout.n,
+        }
+    return fixed
+
+
+def check_fits(config: RunConfig, checkpoint: Checkpoint, state: TrainerState) -> None:
+    """Refuse a checkpoint of another kind of run; data are the loader's business, layouts the workers'.
+
+    Raises:
+        ConfigError: with every option that differs.
+    """
+    mine = fixed_options(config)
+    wrong = [
+        f"{key}: got {mine[key]!r}, but {checkpoint.path} was saved with {state.fixed[key]!r}"
+        for key in sorted(mine.keys() & state.fixed.keys())
+        if mine[key] != state.fixed[key]
+    ]
+    if wrong:
+        raise ConfigError(*wrong)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartPoint:
+    """Where a run starts: at the beginning, or after the step of a checkpoint.
+
+    Attributes:
+        epoch: of the weight versions of this start; no other start of the run has it.
+        checkpoint, state: what it goes on from; None at the beginning.
+    """
+
+    epoch: int = 0
+    checkpoint: Checkpoint | None = None
+    state: TrainerState | None = field(default=None, repr=False)
+
+    @property
+    def step(self) -> int:
+        """The last step that is done."""
+        return 0 if self.state is None else self.state.step
+
+    @property
+    def version(self) -> WeightVersion:
+        """The first version to publish."""
+        return WeightVersion(epoch=self.epoch, n=0 if self.state is None else self.state.version.n)
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self.checkpoint is None else self.checkpoint.path
+
+
+def _version(plain: Any) -> WeightVersion:
+    return WeightVersion(epoch=int(plain[0]), n=int(plain[1]))

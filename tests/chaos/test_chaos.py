@@ -1,0 +1,43 @@
+"""A few faults of `scripts/chaos` on real runs; the long series is for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.harness import play
+from tests.chaos.plan import Plan
+from tests.chaos.verdict import PASSED, Verdict
+
+pytestmark = pytest.mark.e2e
+
+SHORT = ("trainer.total_training_steps=6", "trainer.val_before_train=false")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "step"),
+    [
+        ("delay", "decoupled_async", 2),
+        ("kill-volume", "sync", 1),
+        ("full-shm", "separate_async", 2),
+        ("full-disk", "decoupled_async", 1),
+    ],
+)
+def test_a_run_goes_on_or_ends_well(
+    kind: str, mode: str, step: int, cache: Path, user_env: dict[str, str], tmp_path: Path
+) -> None:
+    plan = Plan(index=0, mode=mode, kind=kind, phase="step", step=step, delay_s=0.3, pause_s=2.0, choice=0.7)
+    env = user_env | {"NEOPROTO_CACHE": str(cache)}
+    result = play(plan, tmp_path / "chaos", overrides=SHORT, env=env)
+    if result.verdict is Verdict.NOT_POSSIBLE:
+        pytest.skip(result.detail)
+    assert result.verdict in PASSED, result
+    assert result.fault
+    if kind == "full-disk":
+        assert result.verdict is Verdict.ENDED, result

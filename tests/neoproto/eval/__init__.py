@@ -1,0 +1,1 @@
+"""Tests of the entry point that measures a model."""

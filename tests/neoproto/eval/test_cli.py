@@ -1,0 +1,101 @@
+"""The command in process: short names, and that bad input starts no process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neoproto.config import load_config
+from neoproto.eval import session
+from neoproto.eval.cli import expanded, main
+from neoproto.run.compose import compose
+from neoproto.runtime import Runtime
+from neoproto.trainer.validation import ValidationSample
+from tests.neoproto.run.inputs import json_lines, model_folder, words
+
+
+def test_short_names_are_written_out_and_other_keys_kept() -> None:
+    assert expanded(["model=a=b", "n=4", "data.seed=1"]) == [
+        "trainer.experiment_name=eval",
+        "actor_rollout_ref.model.path=a=b",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "data.seed=1",
+    ]
+
+
+def test_files_to_evaluate_on_are_enough(tmp_path: Path) -> None:
+    overrides = expanded(["data.val_files=x.jsonl", "trainer.experiment_name=mine"])
+    config = load_config(compose("ppo_monarch", overrides))
+    assert config.data.val_files == config.data.train_files == ("x.jsonl",)
+    assert config.trainer.experiment_name == "mine"
+    assert "data=files" not in expanded(["data=words", "data.val_files=x"])
+
+
+@pytest.fixture
+def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("Runtime.from_config was called")
+
+    monkeypatch.setattr(Runtime, "from_config", refuse)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model=missing", "actor_rollout_ref.model.path: no such folder"),
+        ("data.val_files=missing.jsonl", "data.val_files: missing.jsonl does not exist"),
+        ("n=0", "actor_rollout_ref.rollout.val_kwargs.n"),
+        ("k=3", "k: "),
+        ("data.max_response_length=100", "positions"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, said: str
+) -> None:
+    model = model_folder(tmp_path / "m")
+    files = json_lines(tmp_path / "val.jsonl", words(3))
+    typed = [f"model={model}", f"data.val_files={files}", "data.max_prompt_length=16"]
+    code = main([*typed, "data.max_response_length=4", override])
+    printed = capsys.readouterr().err
+    assert code == 2, printed
+    assert said in printed
+    assert not (tmp_path / "outputs").exists()
+
+
+def sample(uid: str, answer: str, accuracy: float, label: str = "mean@2") -> ValidationSample:
+    return ValidationSample(
+        step=0,
+        label=label,
+        uid=uid,
+        data_source="s",
+        prompt="",
+        answer=answer,
+        ground_truth="",
+        score=accuracy,
+        accuracy=accuracy,
+    )
+
+
+def test_metrics_by_data_source_and_way_of_sampling() -> None:
+    config = load_config(compose("ppo_monarch", ["reward.name=last_number"]))
+    samples = [
+        sample("a", "it is 3", 1),
+        sample("a", "so 3.0", 1),
+        sample("b", "4", 0),
+        sample("b", "none", 0),
+        sample("a", "3", 1, "greedy"),
+        sample("b", "5", 0, "greedy"),
+    ]
+    assert session.metrics_of(config, samples) == {
+        "s/greedy/mean@1": 0.5,
+        "s/sampled/mean@2": 0.5,
+        "s/sampled/pass@1": 0.5,
+        "s/sampled/pass@2": 0.5,
+        "s/sampled/maj@2": 0.5,
+    }
+    assert session.vote_of("last_number", "so 3.0") == session.vote_of("last_number", "it is 3")
+    assert session.vote_of("exact_match", " a ") == "a"

@@ -1,0 +1,91 @@
+"""What `dry_run=true` says of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+from neoproto.errors import ConfigError
+from neoproto.run import plan, session
+from neoproto.run.compose import compose_run
+from neoproto.run.console import RunConsole
+from neoproto.runtime import Runtime
+from tests.neoproto.run.inputs import json_lines, model_folder, overrides, words
+
+SIZES = {
+    "num_hidden_layers": 2,
+    "vocab_size": 30,
+    "num_key_value_heads": 1,
+    "intermediate_size": 128,
+}
+
+
+def folder(path: Path, **tensors: torch.Tensor) -> Path:
+    made = model_folder(path, **SIZES)
+    save_file(tensors or {"a": torch.zeros(30, 64), "b": torch.zeros(7)}, made / "model.safetensors")
+    return made
+
+
+def test_parameters_are_counted_from_headers_over_all_files(tmp_path: Path) -> None:
+    made = folder(tmp_path / "m")
+    save_file({"c": torch.zeros(()), "d": torch.zeros(2, 3)}, made / "model-2.safetensors")
+    assert plan.count_parameters(made) == 30 * 64 + 7 + 1 + 6
+    sizes = plan.model_sizes(made)
+    assert (sizes.layers, sizes.hidden, sizes.vocabulary) == (2, 64, 30)
+    assert sizes.kv_numbers == 2 * 2 * 1 * 32
+
+
+def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
+    made = model_folder(tmp_path / "m", **SIZES)
+    with pytest.raises(ConfigError, match=r"model\.path: .*model\.safetensors is damaged"):
+        plan.model_sizes(made)
+
+
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:
+    """What a dry run prints; nothing may be started, and no folder made."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a runtime was made")
+
+    monkeypatch.setattr(Runtime, "from_config", refuse)
+    monkeypatch.chdir(tmp_path)
+    model = folder(tmp_path / "m")
+    train = json_lines(tmp_path / "train.jsonl", words(40))
+    before = sorted(tmp_path.iterdir())
+    config = compose_run("ppo_monarch", [*overrides(model, train, *more), "dry_run=true"])
+    console = Console(width=200, record=True, quiet=False, force_terminal=False)
+    session.dry_run(config, RunConsole(console))
+    assert sorted(tmp_path.iterdir()) == before
+    return console.export_text()
+
+
+def test_a_dry_run_says_where_how_much_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(
+        tmp_path,
+        monkeypatch,
+        "trainer.mode=decoupled_async",
+        "actor_rollout_ref.rollout.kv_cache_gib=2",
+        "trainer.n_gpus_per_node=2",
+    )
+    for group in ("actor", "critic", "rollout"):
+        assert sum(line.startswith(f"│ {group} ") for line in text.splitlines()) == 2, group
+    rollout = next(line for line in text.splitlines() if line.startswith("│ rollout ") and "2.00" in line)
+    assert "2.75" in rollout  # the cache, and the libraries
+    assert "replicas pull them when they choose" in text
+    assert "on 2 rank(s), the critic on 2 rank(s)" in text
+    assert "nothing was started" in text
+
+
+def test_memory_of_a_trained_model_is_shared_by_its_ranks() -> None:
+    sizes = plan.ModelSizes(parameters=1000, hidden=8, layers=2, vocabulary=10, kv_numbers=0)
+    config = compose_run("ppo_monarch", ["trainer.n_gpus_per_node=2"])
+    actor = next(model for model in session.place(config).models if model.worker == "actor")
+    row = plan._trained(actor, sizes, 100.0, 0.0)
+    assert (row.processes, row.weights, row.training) == (2, 2000.0, 6000.0)
+    assert row.activations == 4 * 100 * 8 * 2 * 16
+    assert row.total == pytest.approx(2000 + 6000 + row.activations + plan.LIBRARIES["torch"])

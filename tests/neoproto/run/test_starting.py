@@ -1,0 +1,199 @@
+"""Where a run starts, and what is said of checkpoints that it cannot start from."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neoproto.config import load_config
+from neoproto.data.prompts import EncodedPrompts, PromptLoader, rows_from_dicts
+from neoproto.errors import ConfigError
+from neoproto.run.prepare import PreparedRun
+from neoproto.run.starting import Starts, open_checkpoint
+from neoproto.trainer.checkpoint import Checkpoint, CheckpointFolder, write_synced
+from neoproto.trainer.resume import STATE, TrainerState, fixed_options
+from neoproto.weights import WeightVersion
+from tests.neoproto.run.inputs import words
+
+STEPS = 8
+
+
+def prepared(prompts: int = 12, steps: int = STEPS, **sections: Any) -> PreparedRun:
+    rows = rows_from_dicts(words(prompts), name="rows")
+    encoded = EncodedPrompts(
+        rows=tuple(rows),
+        token_ids=tuple((number,) for number in range(prompts)),
+        filtered=0,
+        truncated=0,
+        max_prompt_length=4,
+        pad_token_id=0,
+    )
+    return PreparedRun(
+        config=load_config(sections),
+        model_dir=Path(),
+        critic_dir=Path(),
+        loader=PromptLoader(encoded, 4),
+        validation=None,
+        total_steps=steps,
+        pad_token_id=0,
+        eos_token_ids=(1,),
+        notes=(),
+    )
+
+
+def save(run: PreparedRun, folder: Path, step: int, epoch: int = 0, metrics: int = 0) -> Checkpoint:
+    """A checkpoint of a run that drew `step` batches."""
+    run.loader.load_state_dict(run.loader.state_dict() | {"epoch": 0, "position": 0})
+    for _ in range(step):
+        run.loader.next_indices()
+    state = TrainerState(
+        step=step,
+        version=WeightVersion(epoch=epoch, n=step),
+        loader=run.loader.state_dict(),
+        kl={},
+        recorder={},
+        positions={"metrics.jsonl": metrics},
+        ranks={"actor": 1},
+        fixed=fixed_options(run.config),
+    )
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    partial = checkpoints.begin(step)
+    return checkpoints.commit(partial, step, {STATE: write_synced(partial / STATE, state.to_json())})
+
+
+class Stages:
+    """What was said to be under way."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __call__(self, text: str) -> AbstractContextManager[None]:
+        self.said.append(text)
+        return nullcontext()
+
+
+def starts(run: PreparedRun, folder: Path, given: Checkpoint | None = None) -> Starts:
+    opened = None if given is None else open_checkpoint(given, run, Stages())
+    return Starts(run, folder, opened, Stages())
+
+
+def test_a_new_run_starts_at_its_beginning(tmp_path: Path) -> None:
+    found = starts(prepared(), tmp_path)
+    assert found.complete() is None
+    start = found.next()
+    assert (start.epoch, start.step, start.folder, start.version) == (0, 0, None, WeightVersion(epoch=0, n=0))
+    assert found.told(start) is None
+
+
+def test_it_goes_on_from_the_newest_with_its_data_and_a_new_epoch(tmp_path: Path) -> None:
+    run, stages = prepared(), Stages()
+    save(run, tmp_path, 1)
+    two = save(run, tmp_path, 2)
+    expected = run.loader.next_indices()
+    found = Starts(prepared(), tmp_path, None, stages)
+    start = found.next()
+    assert start.checkpoint == two
+    assert start.version == WeightVersion(epoch=1, n=2)
+    assert found._prepared.loader.next_indices() == expected
+    assert stages.said == ["verifying the checkpoint"]
+    assert found.told(start) == f"going on from the checkpoint of step 2: {two.path}"
+
+
+def test_a_second_start_without_a_new_checkpoint_begins_at_the_same_point(tmp_path: Path) -> None:
+    """After a failure: the data are where they were at the start, not where the failure left them."""
+    run = prepared()
+    found = starts(run, tmp_path)
+    found.next()
+    first = run.loader.next_indices()
+    run.loader.next_indices()
+    assert found.next().epoch == 1
+    assert run.loader.next_indices() == first
+
+
+def test_from_a_path_until_there_is_an_own_one(tmp_path: Path) -> None:
+    run = prepared()
+    given = save(run, tmp_path / "old", 3, epoch=4)
+    found = starts(run, tmp_path / "new", given)
+    (tmp_path / "new").mkdir()
+    start = found.next()
+    assert (start.checkpoint, start.version) == (given, WeightVersion(epoch=5, n=3))
+    own = save(run, tmp_path / "new", 4, epoch=5)
+    assert found.newest() == own
+    assert found.next().version == WeightVersion(epoch=6, n=4)
+
+
+def test_history_is_cut_to_the_own_checkpoint_and_wholly_for_another(tmp_path: Path) -> None:
+    run = prepared()
+    (tmp_path / "metrics.jsonl").write_text("one\ntwo\n")
+    given = save(run, tmp_path / "old", 1, metrics=4)
+    save(run, tmp_path, 2, metrics=4)
+    found = starts(run, tmp_path)
+    found.cut(found.next())
+    assert (tmp_path / "metrics.jsonl").read_text() == "one\n"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.jsonl").write_text("one\ntwo\n")
+    found = starts(run, tmp_path / "other", given)
+    found.cut(found.next())
+    assert (tmp_path / "other" / "metrics.jsonl").read_text() == ""
+
+
+def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
+    run = prepared()
+    save(run, tmp_path, 1)
+    partial = CheckpointFolder(tmp_path / "checkpoints").begin(2)
+    assert starts(run, tmp_path).next().step == 1
+    assert not partial.exists()
+
+
+def test_every_damaged_file_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    run = prepared()
+    one = save(run, tmp_path, 1)
+    (one.path / STATE).write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        starts(run, tmp_path).next()
+    file, hint = caught.value.problems
+    assert file.startswith(f"{one.path}/trainer.json: has 2 bytes")
+    assert hint == f"{one.path} is damaged: remove it to go on from an older one"
+    assert not (tmp_path / "weight_epoch").exists()
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    save(prepared(prompts=13), tmp_path, 1)
+    with pytest.raises(ConfigError, match="the saved position is of other training data: fingerprint"):
+        starts(prepared(), tmp_path).next()
+
+
+def test_fewer_steps_than_are_done_are_refused_and_more_are_trained(tmp_path: Path) -> None:
+    save(prepared(), tmp_path, 8)
+    with pytest.raises(ConfigError, match=r"total_training_steps: got 7 steps in all, but .*_8 is of step 8"):
+        starts(prepared(steps=7), tmp_path).next()
+    assert starts(prepared(steps=8), tmp_path).next().step == 8, "its model may not be written"
+    assert starts(prepared(steps=9), tmp_path).next().step == 8
+
+
+def test_another_algorithm_is_refused(tmp_path: Path) -> None:
+    one = save(prepared(), tmp_path, 1)
+    other = prepared(algorithm={"adv_estimator": "grpo"}, actor_rollout_ref={"rollout": {"n": 4}})
+    with pytest.raises(ConfigError, match=f"adv_estimator: got 'grpo', but {one.path} was saved with 'gae'"):
+        starts(other, tmp_path).next()
+
+
+def test_a_complete_run_is_complete_for_as_many_steps(tmp_path: Path) -> None:
+    (tmp_path / "complete.json").write_text('{"steps": 8}')
+    assert starts(prepared(), tmp_path).complete() == 8
+    assert starts(prepared(steps=7), tmp_path).complete() == 8
+    assert starts(prepared(steps=9), tmp_path).complete() is None
+
+
+def test_a_format_of_the_future_is_refused(tmp_path: Path) -> None:
+    run = prepared()
+    one = save(run, tmp_path, 1)
+    text = (one.path / STATE).read_text().replace('"format": 1', '"format": 2')
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
+    partial = checkpoints.begin(2)
+    checkpoints.commit(partial, 2, {STATE: write_synced(partial / STATE, text.encode())})
+    with pytest.raises(ConfigError, match="got format 2, this version reads 1"):
+        starts(run, tmp_path).next()

@@ -19,7 +19,7 @@ def test_those_who_watch_a_group_are_told_and_nobody_else() -> None:
     losses.report("critic", DIED)
     losses.report("critic", WorkerDied("critic", 1, "here", "exit code 1"))
     losses.report("actor", WorkerDied("actor", 0, "here", "exit code 1"))
-    assert mine.exception() is DIED
+    assert mine.exception(timeout=0) is DIED
     assert not others.done()
 
 
@@ -35,5 +35,5 @@ def test_what_died_before_counts() -> None:
     losses = Losses()
     losses.report("critic", DIED)
     losses.report(None, STORE)
-    assert losses.watch(["critic"]).exception() in (DIED, STORE)
-    assert losses.watch(["actor"]).exception() is STORE
+    assert losses.watch(["critic"]).exception(timeout=0) in (DIED, STORE)
+    assert losses.watch(["actor"]).exception(timeout=0) is STORE

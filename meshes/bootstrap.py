@@ -10,12 +10,10 @@ import io
 import os
 import runpy
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from meshes.stacks import STACKS_SIGNAL
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
 
@@ -44,7 +42,7 @@ class LogFile(io.FileIO):
     A worker must not fail by a line of its log: what writes the metrics ends the run, and names the disk.
     """
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:

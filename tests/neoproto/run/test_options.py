@@ -103,7 +103,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
 """Path: another value than the default, and the groups whose options it changes."""
 
 CONTROLLER = re.compile(
-    r"runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
+    r"dry_run|runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
     r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed|chat_template)"
     r"|actor_rollout_ref\.model\.(path|tiny\..+)|critic\.(enable|model\.path)"
     rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env|n_gpus_per_node)"

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 from meshes.stacks import STACKS_SIGNAL
 
-
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,11 @@ class Stored:
         )
         if problems:
             raise WeightMismatch(f"the checkpoint {self.folder} is of another model: {'; '.join(problems)}")
+
+    def only(self, prefix: str) -> Stored:
+        """The tensors whose names begin so, and nothing else."""
+        tensors = {name: one for name, one in self._tensors() if name.startswith(prefix)}
+        return replace(self, metadata=md.Metadata(state_dict_metadata=dict(tensors)))
 
     def _tensors(self) -> Iterator[tuple[str, md.TensorStorageMetadata]]:
         for name, one in self.metadata.state_dict_metadata.items():

@@ -1,0 +1,98 @@
+"""A checkpoint's policy, whatever the number of ranks that wrote it, as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import yaml
+
+from actors.checkpoint_reading import open_checkpoint, read_checkpoint
+from actors.checkpoint_state import training_parts
+from actors.ranks import Ranks
+from actors.torch_model import ModelOptions, load_model, save_hf_folder
+from neoproto.config import RunConfig, load_config
+from neoproto.errors import ConfigError
+from neoproto.run.folder import CONFIG
+from neoproto.run.prepare import Rows, load_rows, model_folder
+from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, problems
+
+_ACTOR = "actor"
+"""The folder of the policy in a checkpoint."""
+_WEIGHTS = "model."
+"""How the names of weights begin there; the others are the optimizer's."""
+
+
+def export(run_dir: Path, target: Path, step: int | None = None) -> int:
+    """Write the policy of a checkpoint to `target`.
+
+    Args:
+        run_dir: of the run; its configuration says which model folder training started from, which the
+            tokenizer is taken from and which must still be there.
+        step: None takes the newest checkpoint.
+
+    Returns:
+        The checkpoint's step.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, a file of it is damaged, `target` exists, or the
+            model folder is gone.
+        WeightMismatch: the checkpoint is of another model than the folder's.
+    """
+    if target.exists():
+        raise ConfigError(f"--to: {target} exists already")
+    config = run_config(run_dir)
+    checkpoint = find_checkpoint(run_dir, step)
+    if damaged := problems(checkpoint):
+        raise ConfigError(*damaged)
+    source = model_folder(config, rows_of(config), _quietly)
+    # One rank, without a process group: pieces of all ranks are read into one model.
+    ranks = Ranks()
+    model = load_model(ModelOptions(path=str(source)), ranks, head=True)
+    parts = training_parts(model, {})
+    stored = open_checkpoint(checkpoint.path / _ACTOR).only(_WEIGHTS)
+    stored.check(parts)
+    read_checkpoint(stored, parts, ranks, None)
+    save_hf_folder(model, source, target, ranks)
+    return checkpoint.step
+
+
+def rows_of(config: RunConfig) -> Rows:
+    """What the built-in model is known by, the rows that it was warm-started on; no other model needs any."""
+    named = config.actor_rollout_ref.model.path is not None
+    return Rows(train=(), val=()) if named else load_rows(config)
+
+
+def run_config(run_dir: Path) -> RunConfig:
+    """The configuration that a run wrote down.
+
+    Raises:
+        ConfigError: there is none, or it is no configuration of this version.
+    """
+    path = run_dir / CONFIG
+    try:
+        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{run_dir} is not a run folder: {path} cannot be read: {error}") from error
+    if not isinstance(mapping, dict):
+        raise ConfigError(f"{run_dir} is not a run folder: {path} holds no configuration")
+    return load_config(mapping)
+
+
+def find_checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
+    """The run's checkpoint of a step, or its newest.
+
+    Raises:
+        ConfigError: there is none; says which there are.
+    """
+    there = CheckpointFolder(run_dir / CHECKPOINTS).all()
+    found = [one for one in there if step in (None, one.step)]
+    if not found:
+        steps = ", ".join(str(one.step) for one in there) or "none"
+        wanted = "" if step is None else f" of step {step}"
+        raise ConfigError(f"{run_dir} has no checkpoint{wanted}; there are: {steps}")
+    return found[-1]
+
+
+def _quietly(_: str) -> AbstractContextManager[None]:
+    return nullcontext()

@@ -1,0 +1,1 @@
+"""Tests of the entry point that makes a model folder of a checkpoint."""

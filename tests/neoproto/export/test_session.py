@@ -1,0 +1,106 @@
+"""Checkpoints to model folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from actors.torch_model import named_weights
+from neoproto.config import load_config
+from neoproto.errors import ConfigError, WeightMismatch
+from neoproto.export.cli import main
+from neoproto.export.session import export
+from neoproto.run.compose import compose
+from neoproto.run.folder import write_config
+from neoproto.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
+from tests.actors.checkpoint_program import Trained
+from tests.actors.tiny_llama import make_folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(make_folder(tmp_path_factory.mktemp("model") / "m", tied=True))
+
+
+def run_folder(path: Path, model: Path, *steps: int) -> dict[int, dict[str, torch.Tensor]]:
+    """A run folder with a checkpoint of each step; the weights at each."""
+    path.mkdir()
+    write_config(path, load_config(compose("ppo_monarch", [f"actor_rollout_ref.model.path={model}"])))
+    policy = Trained("policy", str(model))
+    checkpoints = CheckpointFolder(path / CHECKPOINTS)
+    weights = {}
+    for step in steps:
+        policy.update(step)
+        partial = checkpoints.begin(step)
+        policy.checkpoints.save(partial / "actor")
+        digests = policy.finish()
+        checkpoints.commit(partial, step, {f"actor/{name}": digest for name, digest in digests.items()})
+        state = named_weights(policy.trained.model)
+        weights[step] = {name: tensor.detach().clone() for name, tensor in state.items()}
+    return weights
+
+
+def test_the_newest_or_a_named_checkpoint_becomes_a_model_folder(tmp_path: Path, model: Path) -> None:
+    weights = run_folder(tmp_path / "run", model, 2, 4)
+    assert export(tmp_path / "run", tmp_path / "newest") == 4
+    assert export(tmp_path / "run", tmp_path / "older", 2) == 2
+    for folder, step in (("newest", 4), ("older", 2)):
+        found = load_file(tmp_path / folder / "model.safetensors")
+        for name, tensor in found.items():
+            assert torch.equal(tensor, weights[step][name]), (folder, name)
+        assert found
+    assert AutoTokenizer.from_pretrained(tmp_path / "newest").chat_template
+
+
+@pytest.mark.parametrize(
+    "case", ["no run", "no checkpoint", "no such step", "target there", "damaged", "gone"]
+)
+def test_wrong_input_is_one_line(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    run, target = tmp_path / "run", tmp_path / "to"
+    path = model if case != "gone" else tmp_path / "gone"
+    if case == "no checkpoint":
+        run_folder(run, model)
+    elif case != "no run":
+        run_folder(run, model, 3)
+    typed = [str(run), "--to", str(target)]
+    if case == "no such step":
+        typed += ["--step", "7"]
+    if case == "target there":
+        target.mkdir()
+    if case == "damaged":
+        shard = next((run / CHECKPOINTS / "global_step_3" / "actor").glob("*.safetensors"))
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+    if case == "gone":
+        write_config(run, load_config(compose("ppo_monarch", [f"actor_rollout_ref.model.path={path}"])))
+    said = {
+        "no run": f"{run} is not a run folder",
+        "no checkpoint": f"{run} has no checkpoint; there are: none",
+        "no such step": f"{run} has no checkpoint of step 7; there are: 3",
+        "target there": f"--to: {target} exists already",
+        "damaged": "shard-00000-of-00001.safetensors",
+        "gone": "no such folder",
+    }[case]
+    assert main(typed) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert target.exists() == (case == "target there")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: Path) -> None:
+    run = tmp_path / "run"
+    run_folder(run, model, 1)
+    other = make_folder(tmp_path / "other", hidden_size=64, tied=True)
+    write_config(run, load_config(compose("ppo_monarch", [f"actor_rollout_ref.model.path={other}"])))
+    with pytest.raises(WeightMismatch, match="is of another model"):
+        export(run, tmp_path / "to")
+    (run / "config.yaml").write_text("3")
+    with pytest.raises(ConfigError, match="holds no configuration"):
+        export(run, tmp_path / "to")

@@ -21,6 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshes.machine import short_tmp
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.signals import held_signals
 
@@ -28,13 +29,18 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# A dead process is then noticed within 2 s instead of 10.
-os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
-# A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
-for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPAWN_READY_TIMEOUT"):
-    os.environ.setdefault(f"HYPERACTOR_{_name}", "120s")
-# TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
-os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
+_SETTINGS = {
+    # A dead process is then noticed within 2 s instead of 10.
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
+    # A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
+    "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE": "120s",
+    "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": "120s",
+    "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "120s",
+    # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
+    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(10 * 1024**3),
+}
+for _name, _value in _SETTINGS.items():
+    os.environ.setdefault(_name, _value)
 
 CLOSED = "the runtime has been closed"
 MONARCH_THREADS = "monarch-pytokio"
@@ -79,10 +85,18 @@ def client_dir() -> Path | None:
     return _client_dir
 
 
-def start_client(log_path: Path) -> None:
+def settings() -> dict[str, str]:
+    """What Monarch reads of the environment here, for processes that do not inherit it."""
+    return {name: os.environ[name] for name in _SETTINGS}
+
+
+def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> None:
     """Bootstrap this process's root client, once; what it prints goes to `log_path`.
 
     Its sockets lie in a folder of ours, so that a guardian can remove them after a SIGKILL.
+
+    Args:
+        first: done before, where the client is about to be made: says how it is reached.
     """
     global _client_dir, _pinned
     with _lock:
@@ -91,12 +105,14 @@ def start_client(log_path: Path) -> None:
         from monarch.actor import context
 
         if client_exists():
+            first()
             _pinned = context()
             return
         _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
         _remove_at_exit(_client_dir)
         with held_signals():
             with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+                first()
                 _pinned = context()
             atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
 
@@ -235,12 +251,6 @@ class LogFile:
         for one, handlers, propagate in self._before:
             one.handlers, one.propagate = handlers, propagate
         self._handler.close()
-
-
-def short_tmp() -> str:
-    """A folder for sockets: the usual one, unless a socket's path (≤ 108 bytes) would not fit below it."""
-    usual = tempfile.gettempdir()
-    return usual if len(usual) <= 40 else "/tmp"
 
 
 @contextlib.contextmanager

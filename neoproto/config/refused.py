@@ -79,8 +79,6 @@ REFUSED_VALUES: dict[str, str] = {
     "actor_rollout_ref.model.trust_remote_code": "code in model folders is not run; use an architecture that "
     "transformers and vllm know",
     "trainer.mode": "the modes are sync, separate_async and decoupled_async",
-    "runtime.monarch.job_mode": "the only mode is process, private hosts on this machine; "
-    "running on a job of `monarch apply` is not there yet",
     "trainer.save_freq": "there are no checkpoints while training yet, only the final model; set it to -1",
     "trainer.resume_mode": "there are no checkpoints to resume from yet; set it to disable",
 }

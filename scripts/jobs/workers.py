@@ -1,0 +1,19 @@
+"""Hosts that somebody has started, each by `python -m scripts.jobs.serve ADDRESS`, attached by their addresses.
+
+    NEOPROTO_WORKERS="tcp://10.0.0.1:26600 tcp://10.0.0.2:26600" monarch apply scripts.jobs.workers.job
+
+NEOPROTO_WORKERS: addresses of the hosts of one mesh, called default; or name=addresses,name=addresses.
+NEOPROTO_CLIENT: address of the controller, tcp://HOST:PORT; by default a free port where the first worker
+answers to.
+"""
+
+from __future__ import annotations
+
+import os
+
+from meshes.workers_job import WorkersJob, mesh_addresses
+
+job = WorkersJob(
+    mesh_addresses(os.environ.get("NEOPROTO_WORKERS", "tcp://127.0.0.1:26600")),
+    client=os.environ.get("NEOPROTO_CLIENT") or None,
+)

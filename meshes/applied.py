@@ -1,8 +1,8 @@
 """Hosts of the job that was applied in this folder (`monarch apply`): checked, used, and left as they were.
 
-    .monarch/job_state.pkl ──load──> alive? ──state──> HostMesh by name ──probe──> versions, folders, guardians
-                                                                │
-    run: processes spawned, stopped <──────────────────────────┘        the hosts are never shut down
+.monarch/job_state.pkl ──load──> alive? ──state──> HostMesh by name ──probe──> versions, guardians
+                                                             │
+run: processes spawned, stopped <────────────────────────────┘     the hosts are never shut down
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from neoproto.errors import ConfigError
 from neoproto.runtime.backend import BackendOptions
 
 if TYPE_CHECKING:
-    from meshes.probe import HostReport, ProbeSpec
+    from meshes.probe import HostReport
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def load_applied_job() -> Any:
 
     path = Path(DEFAULT_JOB_PATH).absolute()
     if not path.exists():
-        raise ConfigError(f"{FIELD}: no job is applied in {Path.cwd()}; type `monarch apply MODULE.job` there")
+        raise ConfigError(f"{FIELD}: no job is applied in {Path.cwd()}; type `monarch apply MODULE.job` here")
     try:
         job = job_load(str(path))
     except Exception as error:
@@ -79,7 +79,9 @@ def load_applied_job() -> Any:
     except Exception as error:
         raise ConfigError(f"{FIELD}: cannot tell if the job in {path} is alive: {_line(error)}") from error
     if not alive:
-        raise ConfigError(f"{FIELD}: the job in {path} is no longer running; type `monarch apply` to start it")
+        raise ConfigError(
+            f"{FIELD}: the job in {path} is no longer running; `monarch kill`, then `monarch apply` renew it"
+        )
     return running
 
 
@@ -99,7 +101,7 @@ def check_meshes(clusters: Mapping[str, int], sizes: Mapping[str, int]) -> None:
             )
         elif nnodes > sizes[name]:
             problems.append(
-                f"topology.clusters: {name!r} wants {nnodes} host(s), the applied job's mesh has {sizes[name]}"
+                f"topology.clusters: {name!r} wants {nnodes} host(s), the job's mesh has {sizes[name]}"
             )
     if problems:
         raise ConfigError(*problems)
@@ -211,9 +213,7 @@ class AppliedHosts:
             raise ConfigError(f"{FIELD}: the job cannot be attached to: {_line(error)}") from error
         check_meshes(clusters, _sizes(self._meshes))
         self._guards = HostGuards(_own_address(), sum(clusters.values()))
-        wanted = {
-            name: self._meshes[name].slice(hosts=slice(0, nnodes)) for name, nnodes in clusters.items()
-        }
+        wanted = {name: self._meshes[name].slice(hosts=slice(0, nnodes)) for name, nnodes in clusters.items()}
         self._nodes = self._look(wanted)
 
     def _look(self, meshes: Mapping[str, Any]) -> dict[str, tuple[Node, ...]]:
@@ -329,7 +329,7 @@ def _ended_hosts(job: Any) -> bool:
 
 
 def _own_address() -> str:
-    """The address at which hosts reach this process's Monarch client; loopback where it has a local socket."""
+    """Where hosts reach this process's Monarch client; loopback if that has a local socket."""
     from monarch.actor import context
 
     found = re.search(r"@tcp://\[?([^\]/@]+?)\]?:\d+$", str(context().actor_instance.proc_id))

@@ -4,8 +4,8 @@
     controller ──TCP: "dir PATH" … "kill PID"──> guardian of an applied host     end ──> sweep, answer, sweep
 
 Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It
-is the first process of a run. The controller uses the same `sweep` when it closes. Hosts that are not the run's
-own have one each (`meshes/guards.py`), whose connection the kernel ends with the controller.
+is the first process of a run. The controller uses the same `sweep` when it closes. Hosts that are not the
+run's own have one each (`meshes/guards.py`), whose connection the kernel ends with the controller.
 """
 
 from __future__ import annotations

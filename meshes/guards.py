@@ -1,7 +1,7 @@
 """The controller's ends of the connections to the guardians of hosts that are not the run's own.
 
     host: guardian ──connects, says the token and its node──> controller: HostGuards
-    controller ──"dir PATH", "shm PREFIX", "kill PID"──> guardian        end ──> it sweeps, says how many are left
+    controller ──"dir PATH", "shm PREFIX", "kill PID"──> guardian      end ──> it sweeps, says what is left
 
 A guardian's input is the connection itself. However the controller ends, the kernel ends the connection.
 """
@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -47,14 +46,17 @@ def start_guardian(address: GuardAddress, run_id: str, name: str) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        subprocess.Popen(
+        # Not a Popen: nobody here waits for its end.
+        os.posix_spawn(
+            sys.executable,
             [sys.executable, "-I", "-S", guardian.__file__, run_id],
-            stdin=connection.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd="/",
-            env={name: value for name, value in os.environ.items() if name != MARK},
+            {name: value for name, value in os.environ.items() if name != MARK},
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, connection.fileno(), 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+            setsid=True,
         )
 
 

@@ -90,7 +90,7 @@ class Hosts(Protocol):
 
 
 def python_path() -> str:
-    """Where workers import from: what the controller can import. A user's module lies on its path, not on ours."""
+    """What the controller can import, for workers: a user's module lies on its path, not on ours."""
     return os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))
 
 

@@ -71,9 +71,13 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
             gpus=visible_gpus(),
             cache_dir=inductor_cache(),
             tmp_dir=tempfile.mkdtemp(prefix=f"np-{spec.run_id}-", dir=short_tmp()),
-            sees_run_dir=os.path.isdir(spec.run_dir),
+            sees_run_dir=_is_folder(spec.run_dir),
             unguarded=unguarded,
         )
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path)
 
 
 def guard_name(mesh: str, node: int) -> str:

@@ -1,6 +1,6 @@
-"""A Monarch job of workers that somebody has started at known addresses, and what job descriptions are read from.
+"""A Monarch job of workers that somebody has started at known addresses, and how job descriptions are read.
 
-    machine: run_worker_loop_forever(address) <──tcp── WorkersJob: `monarch apply`, then runs
+machine: run_worker_loop_forever(address) <──tcp── WorkersJob: `monarch apply`, then runs
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pods of a Kubernetes cluster: `pip install kubernetes`, then `monarch apply scripts.jobs.kubernetes.job`.
 
-NEOPROTO_MESHES: name=pods for each cluster of the topology ("default=1"); names of lower-case letters and digits.
+NEOPROTO_MESHES: name=pods for each cluster of the topology ("default=1"); lower-case letters and digits.
 NEOPROTO_NAMESPACE: where the pods are ("default").
 NEOPROTO_IMAGE: an image with this environment, at the same paths; pods of it are made by Monarch's operator,
-which the cluster must have. If it is not set, pods are looked for that are there already, by the operator's labels.
+which the cluster must have. If it is not set, pods that are there already are found by the operator's labels.
 NEOPROTO_GPUS_PER_NODE: GPUs of a pod; none if it is not set.
 NEOPROTO_SHARED_MEMORY: size of a pod's /dev/shm, where batches and weights lie ("16Gi").
 NEOPROTO_PORT: where the pods listen ("26600").

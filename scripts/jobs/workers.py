@@ -1,4 +1,4 @@
-"""Hosts that somebody has started, each by `python -m scripts.jobs.serve ADDRESS`, attached by their addresses.
+"""Hosts that somebody has started, each by `python -m scripts.jobs.serve ADDRESS`.
 
     NEOPROTO_WORKERS="tcp://10.0.0.1:26600 tcp://10.0.0.2:26600" monarch apply scripts.jobs.workers.job
 

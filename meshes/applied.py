@@ -147,9 +147,12 @@ class AppliedHosts:
         Raises:
             ConfigError: there is no job, or it is dead.
         """
+        from meshes.workers_job import use_client_address
+
         self._job = load_applied_job()
         try:
             self._job._prepare_client_gateway()
+            use_client_address()
         except Exception as error:
             raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {_line(error)}") from error
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshes.machine import short_tmp
-from neoproto.errors import RuntimeClosed
+from neoproto.errors import ConfigError, RuntimeClosed
 from neoproto.runtime.signals import held_signals
 
 T = TypeVar("T")
@@ -113,8 +113,23 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
         with held_signals():
             with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
                 first()
-                _pinned = context()
+                with _panics_said():
+                    _pinned = context()
             atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
+
+
+@contextlib.contextmanager
+def _panics_said() -> Iterator[None]:
+    """A client that has no address to listen at ends in a panic, which no `except Exception` catches."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(
+            f"Monarch's client cannot start: {error}; NEOPROTO_CLIENT=tcp://ADDRESS:0 in the environment names "
+            "an address of this machine"
+        ) from error
 
 
 def _shut_down_client() -> None:

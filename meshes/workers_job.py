@@ -6,6 +6,7 @@ machine: run_worker_loop_forever(address) <──tcp── WorkersJob: `monarch 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from monarch.job import JobState, JobTrait
 
 logger = logging.getLogger(__name__)
 
+CLIENT_VARIABLE = "NEOPROTO_CLIENT"
 CONNECT_S = 3.0
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^:/@\[\]\s]+):(\d+)")
 
@@ -54,23 +56,33 @@ def mesh_addresses(text: str) -> dict[str, list[str]]:
     return meshes
 
 
+def use_client_address() -> bool:
+    """Have this process's Monarch client listen where NEOPROTO_CLIENT says; False if it says nothing.
+
+    Otherwise it listens at the address of this machine's name, which on some machines is loopback.
+    """
+    client = os.environ.get(CLIENT_VARIABLE)
+    if client:
+        enable_transport(client)
+    return bool(client)
+
+
 class WorkersJob(JobTrait):  # type: ignore[misc] # Monarch is not typed
     """Attaches to workers at their addresses. It neither starts nor ends them."""
 
-    def __init__(self, meshes: Mapping[str, Sequence[str]], client: str | None = None) -> None:
+    def __init__(self, meshes: Mapping[str, Sequence[str]]) -> None:
         """Args:
         meshes: name -> addresses of its hosts, `tcp://HOST:PORT`.
-        client: address of the process that attaches; by default a free port at the address of this machine
-            from which the first worker is reached.
         """
         super().__init__()
         self._meshes = {name: list(addresses) for name, addresses in meshes.items()}
-        self._client = client
 
     def _prepare_client_gateway(self) -> None:
-        """Workers answer by TCP, and by a local socket only those of this machine could."""
+        """Listen where this machine is reached: workers answer by TCP. By default a free port, at the address
+        from which this machine reaches the first worker."""
         first = next(iter(self._meshes.values()))[0]
-        enable_transport(self._client or f"tcp://{_route_to(first)}:0")
+        if not use_client_address():
+            enable_transport(f"tcp://{_route_to(first)}:0")
 
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:

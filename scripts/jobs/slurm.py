@@ -5,6 +5,8 @@ NEOPROTO_GPUS_PER_NODE: GPUs of a node; none if it is not set.
 NEOPROTO_PARTITION, NEOPROTO_ACCOUNT, NEOPROTO_QOS, NEOPROTO_TIME_LIMIT: Slurm's; its defaults if not set.
 NEOPROTO_PORT: where the hosts listen, on every node ("22222").
 NEOPROTO_BIND: the address they listen at ("0.0.0.0" is all); by default that of the node's name.
+NEOPROTO_CLIENT: where this process and runs listen, "tcp://ADDRESS:0" for a free port; by default at the
+address of this machine's name.
 NEOPROTO_WAIT_S: how long the allocation is waited for, in seconds; for ever if not set.
 """
 
@@ -15,7 +17,7 @@ import sys
 
 from monarch.job import SlurmJob
 
-from meshes.workers_job import mesh_sizes
+from meshes.workers_job import mesh_sizes, use_client_address
 
 
 def _number(name: str) -> int | None:
@@ -37,3 +39,4 @@ job = SlurmJob(
     time_limit=os.environ.get("NEOPROTO_TIME_LIMIT") or None,
     job_start_timeout=_number("NEOPROTO_WAIT_S"),
 )
+use_client_address()

@@ -127,8 +127,8 @@ def _panics_said() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise ConfigError(
-            f"Monarch's client cannot start: {error}; NEOPROTO_CLIENT=tcp://ADDRESS:0 in the environment names "
-            "an address of this machine"
+            f"Monarch's client cannot start: {error}; NEOPROTO_CLIENT=tcp://ADDRESS:0 in the environment "
+            "names an address of this machine"
         ) from error
 
 

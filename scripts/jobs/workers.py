@@ -3,8 +3,8 @@
     NEOPROTO_WORKERS="tcp://10.0.0.1:26600 tcp://10.0.0.2:26600" monarch apply scripts.jobs.workers.job
 
 NEOPROTO_WORKERS: addresses of the hosts of one mesh, called default; or name=addresses,name=addresses.
-NEOPROTO_CLIENT: where this process and runs listen, tcp://HOST:PORT; by default a free port (0) at the address
-from which this machine reaches the first worker.
+NEOPROTO_CLIENT: where this process and runs listen, tcp://HOST:PORT; by default a free port (0) at the
+address from which this machine reaches the first worker.
 """
 
 from __future__ import annotations

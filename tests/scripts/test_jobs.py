@@ -68,7 +68,8 @@ export MONARCH_SERVICE_PROC_IDS='["ID", "ID", "ID"]'
 srun PYTHON -c 'import os, socket; from monarch.actor import run_worker_loop_forever; \
 from monarch._src.job.service_identity import service_proc_addr, ranked_service_proc_id_from_env; \
 run_worker_loop_forever(address=service_proc_addr(\
-f"tcp://{socket.gethostname()}:23456@tcp://10.0.0.0:23456", ranked_service_proc_id_from_env(rank_env="SLURM_NODEID")), \
+f"tcp://{socket.gethostname()}:23456@tcp://10.0.0.0:23456", \
+ranked_service_proc_id_from_env(rank_env="SLURM_NODEID")), \
 ca="trust_all_connections")'
 """
 

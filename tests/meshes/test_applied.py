@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from monarch.job import ProcessJob
 
-from meshes import applied
 from meshes.applied import _declared_sizes, _import_path, check_applied_job, check_meshes, compare_versions
 from meshes.probe import HostReport
 from meshes.workers_job import WorkersJob
@@ -91,5 +91,5 @@ def test_a_scheduler_that_cannot_be_asked_is_said(tmp_path: Path, monkeypatch: p
 
 
 def test_workers_do_not_import_from_this_interpreters_own_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.path", ["/mine", applied.sysconfig.get_path("stdlib"), "/usr/lib/python311.zip"])
+    monkeypatch.setattr("sys.path", ["/mine", sysconfig.get_path("stdlib"), "/usr/lib/python311.zip"])
     assert _import_path() == "/mine"

@@ -44,7 +44,7 @@ def test_source_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     spec = importlib.util.spec_from_file_location(
         "meshes", copy / "__init__.py", submodule_search_locations=[str(copy)]
     )
-    monkeypatch.setattr(machine.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr("meshes.machine.util.find_spec", lambda _: spec)
     assert machine.source_digest() == before
     (copy / "jobs.py").write_text("changed = True\n")
     assert machine.source_digest() != before

@@ -68,8 +68,8 @@ class Machines:
     def wait_for(self, log: str, start: str) -> str:
         """The first line of a log that begins so."""
         until = time.monotonic() + LIMIT_S
-        while time.monotonic() < until:
-            for line in (self.folder / log).read_text().splitlines():
+        while time.monotonic() < until and "Traceback" not in (said := (self.folder / log).read_text()):
+            for line in said.splitlines():
                 if line.startswith(start):
                     return line
             time.sleep(0.1)
@@ -118,6 +118,7 @@ def test_groups_and_store_span_two_hosts_and_the_next_run_does_too(machines: Mac
         assert (told["reduced"], told["here"]) == ([3.0, 3.0], 4000.0)
         run_id = str(told["run_id"])
         assert gone(run_id, 20) == []
+        machines.wait_for(f"log-{name}", "closed")
         assert folders(run_id) == []
 
 
@@ -132,7 +133,9 @@ def test_a_killed_controller_leaves_nothing_on_the_other_machine(machines: Machi
     assert gone(run_id, 15) == []
     time.sleep(1)
     assert folders(run_id) == []
-    machines.run("log-next", "close", "next")
+    told = machines.run("log-next", "close", "next")
+    assert gone(str(told["run_id"]), 20) == []
+    machines.wait_for("log-next", "closed")
 
 
 def controllers(folder: Path) -> list[int]:

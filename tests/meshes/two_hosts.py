@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +30,8 @@ class Far(Probe):
     def make(self) -> object:
         return put(torch.full((1000, 4), float(self.rank)))
 
-    def total(self, ref: object) -> float:
-        return float(get(ref, rows=np.arange(10)).sum())  # type: ignore[arg-type]
+    def sum_of(self, ref: Any) -> float:
+        return float(get(ref, rows=np.arange(10)).sum())
 
     def place(self) -> dict[str, str]:
         return {"host": os.uname().nodename, "temporary": os.environ["TMPDIR"]}
@@ -49,7 +50,7 @@ def main(mode: str, run_dir: str) -> None:
             "run_id": runtime.run_id,
             "places": group.place(),
             "beside": beside.place()[0]["host"],
-            "sums": [group.total(ref) for ref in refs] + [beside.total(refs[1])],
+            "sums": [group.sum_of(ref) for ref in refs] + [beside.sum_of(refs[1])],
             "reduced": group.submit("all_reduce", timeout=120).result(),
             "here": float(get(refs[1]).sum()),
         }
@@ -57,6 +58,7 @@ def main(mode: str, run_dir: str) -> None:
         if mode == "wait":
             group.submit("sleep", (300.0,))
             time.sleep(300)
+    print("closed", flush=True)
 
 
 if __name__ == "__main__":

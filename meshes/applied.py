@@ -118,6 +118,17 @@ def compare_versions(reports: Sequence[tuple[str, HostReport]], here: Mapping[st
     ]
 
 
+def missing_gpus(found: Mapping[str, Sequence[HostReport]], wanted: Mapping[str, int]) -> list[str]:
+    """One sentence for each host with fewer GPUs than its cluster has by the topology."""
+    return [
+        f"topology.clusters: {mesh!r} has {wanted[mesh]} GPUs a node, "
+        f"host {one.host} ({mesh}[{one.node}]) has {len(one.gpus)}"
+        for mesh, reports in found.items()
+        for one in reports
+        if len(one.gpus) < wanted.get(mesh, 0)
+    ]
+
+
 class AppliedHosts:
     """The meshes of the applied job, by the clusters' names."""
 
@@ -232,7 +243,6 @@ class AppliedHosts:
         reports = [(guard_name(name, one.node), one) for name, some in found.items() for one in some]
         self._guards.accept(sum(report.unguarded is None for _, report in reports))
         for name, report in reports:
-            self._guards.tell(f"dir {report.tmp_dir}", name)
             if report.unguarded is not None:
                 logger.warning(
                     "host %s (%s) does not reach this process at %s: what is left there if this process is "
@@ -242,6 +252,7 @@ class AppliedHosts:
                     report.unguarded,
                 )
         problems = compare_versions(reports, versions())
+        problems += missing_gpus(found, self._options.options.get("gpus_per_host", {}))
         problems += [
             f"runtime.run_dir: {self._options.run_dir} is not there on host {report.host} ({name}); "
             "all hosts need the same file system for it"

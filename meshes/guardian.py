@@ -135,7 +135,7 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     run_id = sys.argv[1]
-    paths: list[str] = []
+    paths = sys.argv[2:]
     prefixes: list[str] = []
     for line in _lines():
         word, _, rest = line.rstrip("\n").partition(" ")

@@ -33,8 +33,12 @@ class GuardAddress:
     token: str = field(repr=False)
 
 
-def start_guardian(address: GuardAddress, run_id: str, name: str) -> None:
+def start_guardian(address: GuardAddress, run_id: str, name: str, folder: str) -> None:
     """On a host: start its guardian, which outlives this process.
+
+    Args:
+        name: what the controller calls it.
+        folder: removed at the end.
 
     Raises:
         OSError: the controller is not reached.
@@ -49,7 +53,7 @@ def start_guardian(address: GuardAddress, run_id: str, name: str) -> None:
         # Not a Popen: nobody here waits for its end.
         os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", guardian.__file__, run_id],
+            [sys.executable, "-I", "-S", guardian.__file__, run_id, folder],
             {name: value for name, value in os.environ.items() if name != MARK},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, connection.fileno(), 0),

@@ -58,9 +58,9 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
     async def look(self, spec: ProbeSpec) -> HostReport:
         """Look at this host, make the run's folder here, and leave a guardian behind."""
         node = context().actor_instance.rank.rank
-        unguarded = None
+        tmp_dir, unguarded = tempfile.mkdtemp(prefix=f"np-{spec.run_id}-", dir=short_tmp()), None
         try:
-            start_guardian(spec.guard, spec.run_id, guard_name(spec.mesh, node))
+            start_guardian(spec.guard, spec.run_id, guard_name(spec.mesh, node), tmp_dir)
         except OSError as error:
             unguarded = f"{spec.guard.host}:{spec.guard.port}: {error}"
         return HostReport(
@@ -70,7 +70,7 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
             versions=versions(),
             gpus=visible_gpus(),
             cache_dir=inductor_cache(),
-            tmp_dir=tempfile.mkdtemp(prefix=f"np-{spec.run_id}-", dir=short_tmp()),
+            tmp_dir=tmp_dir,
             sees_run_dir=_is_folder(spec.run_dir),
             unguarded=unguarded,
         )

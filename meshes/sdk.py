@@ -96,11 +96,13 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
     Its sockets lie in a folder of ours, so that a guardian can remove them after a SIGKILL.
 
     Args:
-        first: done before, where the client is about to be made: says how it is reached.
+        first: done every time, before a client is made: says how it is reached, and raises if there is one
+            that is reached otherwise.
     """
     global _client_dir, _pinned
     with _lock:
         if _pinned is not None:
+            first()
             return
         from monarch.actor import context
 

@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import pytest
 from monarch.job import ProcessJob
 
-from meshes.applied import _declared_sizes, _import_path, check_applied_job, check_meshes, compare_versions
+from meshes.applied import (
+    _declared_sizes,
+    _import_path,
+    check_applied_job,
+    check_meshes,
+    compare_versions,
+    missing_gpus,
+)
 from meshes.probe import HostReport
 from meshes.workers_job import WorkersJob
 from neoproto.errors import ConfigError
@@ -46,6 +53,14 @@ def test_every_difference_of_versions_names_host_package_and_both() -> None:
     assert compare_versions(reports, here) == [
         "runtime.monarch.job_mode=current: host node7 (d[1]) has torch 2.12.0, this process has 2.13.0",
         "runtime.monarch.job_mode=current: host node7 (d[1]) has torchstore None, this process has 0.1.2",
+    ]
+
+
+def test_a_host_with_fewer_gpus_than_the_topology_says_is_named() -> None:
+    found = {"a": [report(), report()], "b": [report()]}
+    assert missing_gpus(found, {}) == []
+    assert missing_gpus(found, {"b": 8}) == [
+        "topology.clusters: 'b' has 8 GPUs a node, host node7 (b[1]) has 0"
     ]
 
 

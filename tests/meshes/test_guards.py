@@ -40,23 +40,25 @@ def marked(run_id: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_close_ends_what_is_left_and_says_so(guards: HostGuards, run_id: str, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("tmp0", "tmp1", "more")]
     for number in (0, 1):
-        start_guardian(guards.address, run_id, f"m[{number}]")
+        folders[number].mkdir()
+        start_guardian(guards.address, run_id, f"m[{number}]", str(tmp_path / f"tmp{number}"))
     guards.accept(2)
-    folder, file = tmp_path / "tmp", Path("/dev/shm") / f"np-{run_id}-x"
-    folder.mkdir()
+    file = Path("/dev/shm") / f"np-{run_id}-x"
+    folders[2].mkdir()
     file.touch()
-    guards.tell(f"dir {folder}", "m[1]")
+    guards.tell(f"dir {folders[2]}", "m[1]")
     guards.tell(f"shm np-{run_id}")
     process = marked(run_id)
     assert guards.sweep(10.0) == {}
     assert process.wait(10) == -9
-    assert (folder.exists(), file.exists()) == (False, False)
+    assert [path for path in [*folders, file] if path.exists()] == []
 
 
 def test_a_controller_that_is_gone_ends_the_run_and_what_was_just_being_started(run_id: str) -> None:
     guards = HostGuards("127.0.0.1", 1)
-    start_guardian(guards.address, run_id, "m[0]")
+    start_guardian(guards.address, run_id, "m[0]", "/nowhere/x")
     guards.accept(1)
     first = marked(run_id)
     guards.close()
@@ -66,7 +68,7 @@ def test_a_controller_that_is_gone_ends_the_run_and_what_was_just_being_started(
 
 
 def test_one_process_is_ended_if_it_is_the_runs(guards: HostGuards, run_id: str) -> None:
-    start_guardian(guards.address, run_id, "m[0]")
+    start_guardian(guards.address, run_id, "m[0]", "/nowhere/x")
     guards.accept(1)
     ours, other = marked(run_id), subprocess.Popen(SLEEP)
     guards.tell(f"kill {other.pid}", "m[0]")
@@ -81,7 +83,7 @@ def test_strangers_are_not_let_in(guards: HostGuards, run_id: str) -> None:
     where = (guards.address.host, guards.address.port)
     with socket.create_connection(where) as stranger:
         stranger.sendall(b"0" * 32 + b" m[0]\n")
-        start_guardian(guards.address, run_id, "m[0]")
+        start_guardian(guards.address, run_id, "m[0]", "/nowhere/x")
         guards.accept(1)
         guards.tell("dir /nowhere")
         assert stranger.recv(100) == b""

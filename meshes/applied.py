@@ -216,7 +216,7 @@ class AppliedHosts:
         """Have the guardians end what is left of the run on the hosts, which live on."""
         if self._guards is None:
             return
-        for name, wrong in self._guards.sweep(timeout_s).items():
+        for name, wrong in self._guards.sweep(timeout_s, again=sdk.helpers_left()).items():
             logger.warning("host %s: %s", name, wrong)
         self._guards.close()
 

@@ -1,7 +1,7 @@
 """What outlives the controller: ends the run's processes and removes its files if the controller is gone.
 
     controller ──pipe: "dir PATH" … "bye"──> guardian            end of file without "bye" ──> sweep
-    controller ──TCP: "dir PATH" … "kill PID"──> guardian of an applied host     end ──> sweep, answer, sweep
+    controller ──TCP: "shm PREFIX" … "last"──> guardian of an applied host         end ──> sweep, answer
 
 Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It
 is the first process of a run. The controller uses the same `sweep` when it closes. Hosts that are not the
@@ -131,23 +131,27 @@ class Guardian:
 
 
 def main() -> None:
-    """Read lines until the input ends; sweep unless the last word was "bye"."""
+    """Read lines until the input ends; sweep unless the last word was "bye", again unless it was "last"."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     run_id = sys.argv[1]
     paths = sys.argv[2:]
     prefixes: list[str] = []
+    last = False
     for line in _lines():
         word, _, rest = line.rstrip("\n").partition(" ")
         if word == "bye":
             return
+        last = word == "last"
         if word == "kill":
             _kill(run_id, int(rest))
-        else:
+        elif not last:
             (paths if word == "dir" else prefixes).append(rest)
     left = sweep(run_id, paths, prefixes)
     with contextlib.suppress(OSError):  # a pipe, or a controller that is gone
         os.write(0, f"{len(left)}\n".encode())
+    if last:
+        return
     with contextlib.suppress(OSError):
         os.close(0)
     time.sleep(AGAIN_S)

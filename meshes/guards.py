@@ -104,12 +104,17 @@ class HostGuards:
                 with contextlib.suppress(OSError):
                     connection.sendall(f"{line}\n".encode())
 
-    def sweep(self, timeout_s: float) -> dict[str, str]:
+    def sweep(self, timeout_s: float, *, again: bool) -> dict[str, str]:
         """Have them end what is left of the run on their hosts.
+
+        Args:
+            again: something may be on its way to start there: they look once more, some seconds later.
 
         Returns:
             host -> what is wrong, for those that could not, or did not say so in time.
         """
+        if not again:
+            self.tell("last")
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
@@ -119,6 +124,7 @@ class HostGuards:
             connection.settimeout(max(0.01, until - time.monotonic()))
             try:
                 left = _read_line(connection)
+                connection.recv(1)  # its end
             except OSError as error:
                 left = f"no answer ({error})"
             if left != "0":

@@ -46,7 +46,8 @@ def test_two_runs_train_on_one_job(tmp_path: Path, cache: Path, user_env: dict[s
                 assert len(done.steps) == 3
                 assert (done.folder / "model" / "model.safetensors").exists()
                 assert (done.folder / "logs" / "actor" / "rank0.log").exists()
-                assert (command.left(), workers_of(folder)) == ([], [])
+                assert command.left() == []
+                assert workers_of(folder) == []
                 assert job.living() == job.hosts
             finally:
                 command.discard()

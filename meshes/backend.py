@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
-from meshes.jobs import MESH_PREFIX, PrivateHosts
+from meshes.jobs import MESH_PREFIX, Hosts, Node, Nodes, PrivateHosts
+from meshes.machine import machine_id, short_tmp
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import (
@@ -50,7 +51,7 @@ class MonarchBackend:
 
     def __init__(self) -> None:
         self._guardian: Guardian | None = None
-        self._hosts: PrivateHosts | None = None
+        self._hosts: Hosts | None = None
         self._logs: sdk.LogFile | None = None
         self._deaths: DeathWatch | None = None
         self._hook: FaultHook | None = None
@@ -66,11 +67,12 @@ class MonarchBackend:
         """Start the guardian, then the client, then the hosts."""
         self._options = options
         self._guardian = Guardian(options.run_id)
-        self._tmp_dir = tempfile.mkdtemp(prefix=f"np-{options.run_id}-", dir=sdk.short_tmp())
+        self._tmp_dir = tempfile.mkdtemp(prefix=f"np-{options.run_id}-", dir=short_tmp())
         self._guardian.guard_dir(self._tmp_dir)
         log = options.run_dir / "logs" / "controller.log"
         self._logs = sdk.LogFile(log)
-        sdk.start_client(log)
+        self._hosts = self._make_hosts(options)
+        sdk.start_client(log, self._hosts.prepare_client)
         if (client_dir := sdk.client_dir()) is not None:
             self._guardian.guard_client_dir(str(client_dir))
         self._report_death = on_death
@@ -78,8 +80,20 @@ class MonarchBackend:
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
-        self._hosts = PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing)
         self._hosts.add_clusters(options.clusters)
+
+    def _make_hosts(self, options: BackendOptions) -> Hosts:
+        if options.options.get("job_mode") != "current":
+            return PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing)
+        from meshes.applied import AppliedHosts
+
+        return AppliedHosts(options, self._tmp_dir, self._closing)
+
+    def _guard_shm(self, prefix: str) -> None:
+        assert self._guardian is not None
+        assert self._hosts is not None
+        self._guardian.guard_shm(prefix)
+        self._hosts.guard_shm(prefix)
 
     def _serve(self, on_request: OnRequest) -> None:
         def take(run_id: str, back: Any, origin: Origin, request: Request) -> None:
@@ -97,7 +111,6 @@ class MonarchBackend:
     def start_store(self) -> ObjectStore:
         """Start the global store, volumes on the first cluster's hosts."""
         assert self._hosts is not None
-        assert self._guardian is not None
         options = self._options
         assert self._deaths is not None
         deaths = self._deaths
@@ -106,7 +119,7 @@ class MonarchBackend:
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
-            guard_shm=self._guardian.guard_shm,
+            guard_shm=self._guard_shm,
             closing=self._closing,
         )
         first = next(iter(options.clusters))
@@ -157,7 +170,7 @@ class MonarchBackend:
             spec=None if self._store is None else self._store.spec,
             host_ids=tuple(host_id(cluster, node, first_cluster) for node in block.nodes),
         )
-        group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths)
+        group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths, self._hosts.kill)
         self._groups[request.key] = group
         try:
             sdk.run_blocking(lambda: group.start(timeout_s), self._closing)
@@ -189,7 +202,7 @@ class MonarchBackend:
                 stack.callback(ports.replies().set_sink, None)
                 stack.callback(ports.requests().set_sink, None)
             if self._hosts is not None:
-                stack.callback(self._hosts.close)
+                stack.callback(self._hosts.close, timeout_s)
 
     def _dismiss(self, guardian: Guardian) -> None:
         if not sdk.helpers_left():
@@ -228,12 +241,22 @@ class MonarchGroup:
     """A group's processes: a ProcMesh of its own, an ActorMesh of containers on it."""
 
     def __init__(
-        self, request: GroupRequest, hosts: Any, store: StoreAccess, run_id: str, deaths: DeathWatch
+        self,
+        request: GroupRequest,
+        hosts: Nodes,
+        store: StoreAccess,
+        run_id: str,
+        deaths: DeathWatch,
+        kill_far: Callable[[Node, int], None],
     ) -> None:
+        """Args:
+        kill_far: ends a process of the run on another machine.
+        """
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
         self.released = self.unwatched = self.given_up = False
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
+        self._kill_far = kill_far
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
@@ -256,7 +279,7 @@ class MonarchGroup:
         from meshes.container import Container, ContainerSpec  # Monarch's environment is set by now
 
         request, block = self.request, self.request.pool.block
-        self._procs = self._hosts.spawn_procs(
+        self._procs = self._hosts.mesh.spawn_procs(
             per_host={"procs": block.devices_per_node},
             name=self.mesh_name,
             bootstrap_command=self._command,
@@ -277,15 +300,17 @@ class MonarchGroup:
     def _command(self, point: Any) -> Any:
         """How to start the process at a point of (hosts × procs)."""
         block = self.request.pool.block
-        env: dict[str, str | None] = {}
+        node, device = divmod(point.rank, block.devices_per_node)
+        host = self._hosts.nodes[node]
+        env = dict(host.env)
         if self.request.pool.device_type == "gpu":
-            env["CUDA_VISIBLE_DEVICES"] = str(block.first_device + point.rank % block.devices_per_node)
+            env["CUDA_VISIBLE_DEVICES"] = host.gpu(block.first_device + device)
         log_path = self.request.log_dir / f"rank{point.rank}.log"
         return worker_command(log_path, {**env, **self.request.env})
 
     def _slice(self, rank: int) -> Any:
         host, proc = divmod(rank, self.request.pool.block.devices_per_node)
-        return self._mesh.slice(hosts=host, procs=proc)
+        return self._mesh.slice(procs=proc, **({"hosts": host} if self._hosts.counted else {}))
 
     @property
     def processes(self) -> Sequence[ProcessInfo]:
@@ -369,6 +394,9 @@ class MonarchGroup:
             if is_local(info, self._run_id):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(info.pid, 9)
+            else:
+                node = self._hosts.nodes[info.rank // self.request.pool.block.devices_per_node]
+                self._kill_far(node, info.pid)
 
     def _ask_each(self, ranks: Sequence[int], ask: Callable[[Any], Any], timeout_s: float) -> dict[int, Any]:
         def collect() -> dict[int, Any]:
@@ -386,6 +414,8 @@ class MonarchGroup:
 
 def is_local(info: ProcessInfo, run_id: str) -> bool:
     """Whether a process is on this machine: its pid here carries the run's mark."""
+    if info.machine not in ("", machine_id()):
+        return False
     try:
         environ = Path(f"/proc/{info.pid}/environ").read_bytes()
     except OSError:

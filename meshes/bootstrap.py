@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from meshes.stacks import STACKS_SIGNAL
 
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
+FOLDER_VARIABLE = "NEOPROTO_WORKING_FOLDER"
+"""Where the run was started, for hosts that were started elsewhere; ignored where there is no such folder."""
 
 
 def main() -> None:
@@ -27,6 +29,9 @@ def main() -> None:
         os.dup2(log, 2)
         os.close(log)
         sys.stdout, sys.stderr = text_log(1), text_log(2)
+    folder = os.environ.get(FOLDER_VARIABLE, "")
+    if os.path.isdir(folder):
+        os.chdir(folder)
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     try:

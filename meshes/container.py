@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from monarch.actor import Actor, concurrent_endpoint, context
 
 from meshes import ports, sdk
+from meshes.machine import machine_id
 from meshes.stores import ProcessStore, StoreAccess
 from neoproto.runtime.attached import AttachedRuntime, attach_process
 from neoproto.runtime.backend import ProcessInfo
@@ -93,7 +94,11 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
     async def hello(self) -> tuple[ProcessInfo, ports.Address]:
         """Who and where this process is, and where it takes calls."""
         info = ProcessInfo(
-            rank=self._rank, pid=os.getpid(), host=self._host, rendezvous=self._rendezvous.address
+            rank=self._rank,
+            pid=os.getpid(),
+            host=self._host,
+            machine=machine_id(),
+            rendezvous=self._rendezvous.address,
         )
         return info, ports.calls().address
 

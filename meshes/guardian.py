@@ -1,9 +1,11 @@
 """What outlives the controller: ends the run's processes and removes its files if the controller is gone.
 
     controller ──pipe: "dir PATH" … "bye"──> guardian            end of file without "bye" ──> sweep
+    controller ──TCP: "shm PREFIX" … "last"──> guardian of an applied host         end ──> sweep, answer
 
 Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It
-is the first process of a run. The controller uses the same `sweep` when it closes.
+is the first process of a run. The controller uses the same `sweep` when it closes. Hosts that are not the
+run's own have one each (`meshes/guards.py`), whose connection the kernel ends with the controller.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 MARK = "NEOPROTO_RUN_ID"
 """Environment variable that all processes of a run have, and their children."""
 SWEEP_S = 10.0
+AGAIN_S = 3.0
+"""A process that was being started while the others were ended is there by then."""
 
 
 def marked_processes(run_id: str) -> list[int]:
@@ -127,17 +131,46 @@ class Guardian:
 
 
 def main() -> None:
-    """Read lines until the pipe ends; sweep unless the last word was "bye"."""
+    """Read lines until the input ends; sweep unless the last word was "bye", again unless it was "last"."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    paths: list[str] = []
+    run_id = sys.argv[1]
+    paths = sys.argv[2:]
     prefixes: list[str] = []
-    for line in sys.stdin:
+    last = False
+    for line in _lines():
         word, _, rest = line.rstrip("\n").partition(" ")
         if word == "bye":
             return
-        (paths if word == "dir" else prefixes).append(rest)
-    sweep(sys.argv[1], paths, prefixes)
+        last = word == "last"
+        if word == "kill":
+            _kill(run_id, int(rest))
+        elif not last:
+            (paths if word == "dir" else prefixes).append(rest)
+    left = sweep(run_id, paths, prefixes)
+    with contextlib.suppress(OSError):  # a pipe, or a controller that is gone
+        os.write(0, f"{len(left)}\n".encode())
+    if last:
+        return
+    with contextlib.suppress(OSError):
+        os.close(0)
+    time.sleep(AGAIN_S)
+    sweep(run_id, paths, prefixes)
+
+
+def _lines() -> Iterator[str]:
+    # A connection may also end by a reset, or because nothing has answered for long.
+    with contextlib.suppress(OSError):
+        yield from sys.stdin
+
+
+def _kill(run_id: str, pid: int) -> None:
+    """End one process, if it is the run's."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            marked = f"{MARK}={run_id}".encode() in file.read().split(b"\0")
+        if marked:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_zombie(pid: str) -> bool:

@@ -3,20 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from meshes import sdk
 from meshes.guardian import MARK
+from meshes.machine import CACHE_VARIABLE, inductor_cache, visible_gpus
 
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MESH_PREFIX = "np-"
 """How the names of all meshes of a run begin, so that its faults are known by them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """What processes on one host are started with.
+
+    Attributes:
+        env: environment they do not inherit from the host.
+        gpus: what `CUDA_VISIBLE_DEVICES` calls its GPUs; empty if it has none, or they are not known.
+        name: what its guardian is called; None where the controller's own sees to it.
+    """
+
+    env: Mapping[str, str]
+    gpus: tuple[str, ...] = ()
+    name: str | None = None
+
+    def gpu(self, device: int) -> str:
+        """The `CUDA_VISIBLE_DEVICES` of one device."""
+        return self.gpus[device] if device < len(self.gpus) else str(device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nodes:
+    """Some hosts.
+
+    Attributes:
+        mesh: a HostMesh.
+        nodes: what is known of each, in order.
+        counted: the mesh has the dimension "hosts"; Monarch's own of one machine has none.
+    """
+
+    mesh: Any
+    nodes: tuple[Node, ...]
+    counted: bool = True
+
+
+class Hosts(Protocol):
+    """Where a run's processes are started."""
+
+    def prepare_client(self) -> None:
+        """Say how this process is reached, before its Monarch client is made."""
+        ...
+
+    def add_clusters(self, clusters: Mapping[str, int]) -> None:
+        """Get the hosts of several clusters: name -> number of nodes."""
+        ...
+
+    def add_cluster(self, name: str, nnodes: int) -> None:
+        """Get the hosts of one more cluster."""
+        ...
+
+    def hosts(self, cluster: str, first: int, count: int) -> Nodes:
+        """Nodes of a cluster."""
+        ...
+
+    def beside_controller(self) -> Nodes:
+        """One host on the controller's machine."""
+        ...
+
+    def guard_shm(self, prefix: str) -> None:
+        """Have shared-memory files whose names begin so removed with the run, on every host."""
+        ...
+
+    def kill(self, node: Node, pid: int) -> None:
+        """End a process of the run on a host that is another machine. Does not wait."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Release the hosts; nothing of the run is left there."""
+        ...
+
+
+def python_path() -> str:
+    """What the controller can import, for workers: a user's module lies on its path, not on ours."""
+    return os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))
 
 
 class PrivateHosts:
@@ -30,16 +105,18 @@ class PrivateHosts:
         """
         self._tmp_dir = tmp_dir
         self._env = {
-            CACHE_VARIABLE: os.environ.get(CACHE_VARIABLE) or _inductor_cache(),
+            CACHE_VARIABLE: inductor_cache(),
             **env,
             MARK: run_id,
-            # Workers import what the controller can import: a user's module lies on its path, not on ours.
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path)),
+            "PYTHONPATH": python_path(),
             "TMPDIR": tmp_dir,
         }
         self._closing = closing
         self._jobs: list[Any] = []
         self._meshes: dict[str, Any] = {}
+
+    def prepare_client(self) -> None:
+        """Nothing: sockets of this machine are the default."""
 
     def add_cluster(self, name: str, nnodes: int) -> None:
         """Start the hosts of a cluster."""
@@ -50,20 +127,22 @@ class PrivateHosts:
         """Start the hosts of several clusters, as one job."""
         self._meshes.update(self._start(dict(clusters)))
 
-    def hosts(self, cluster: str, first: int, count: int) -> Any:
-        """Nodes of a cluster, as a HostMesh."""
-        mesh = self._meshes[cluster]
-        return mesh.slice(hosts=slice(first, first + count))
+    def hosts(self, cluster: str, first: int, count: int) -> Nodes:
+        """Nodes of a cluster."""
+        mesh = self._meshes[cluster].slice(hosts=slice(first, first + count))
+        return Nodes(mesh=mesh, nodes=(Node(env={}, gpus=visible_gpus()),) * count)
 
-    def beside_controller(self) -> Any:
-        """A HostMesh of one host on the controller's machine."""
+    def beside_controller(self) -> Nodes:
+        """One host, since all are on the controller's machine."""
         return self.hosts(next(iter(self._meshes)), 0, 1)
 
-    def everywhere(self) -> list[Any]:
-        """All hosts, a HostMesh for each cluster."""
-        return list(self._meshes.values())
+    def guard_shm(self, prefix: str) -> None:
+        """Nothing: the run's guardian does it."""
 
-    def close(self) -> None:
+    def kill(self, node: Node, pid: int) -> None:
+        """Nothing: there is no other machine."""
+
+    def close(self, timeout_s: float) -> None:
         """Kill the hosts and everything in their sessions."""
         for job in self._jobs:
             job.kill()
@@ -82,11 +161,6 @@ class PrivateHosts:
             return {name: getattr(state, keys[name]) for name in clusters}
 
         return sdk.run_blocking(start, self._closing)
-
-
-def _inductor_cache() -> str:
-    """Where torch keeps what it compiled: among the temporary files, by default, which go with the run."""
-    return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshes.machine import short_tmp
 from neoproto.data.paths import named_errors
-from neoproto.errors import RuntimeClosed
+from neoproto.errors import ConfigError, RuntimeClosed
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import held_signals
 
@@ -30,13 +31,18 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# A dead process is then noticed within 2 s instead of 10.
-os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
-# A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
-for _name in ("MESH_PROC_SPAWN_MAX_IDLE", "MESH_ACTOR_SPAWN_MAX_IDLE", "HOST_SPAWN_READY_TIMEOUT"):
-    os.environ.setdefault(f"HYPERACTOR_{_name}", "120s")
-# TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
-os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(10 * 1024**3))
+_SETTINGS = {
+    # A dead process is then noticed within 2 s instead of 10.
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
+    # A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
+    "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE": "120s",
+    "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": "120s",
+    "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "120s",
+    # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
+    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(10 * 1024**3),
+}
+for _name, _value in _SETTINGS.items():
+    os.environ.setdefault(_name, _value)
 
 CLOSED = "the runtime has been closed"
 MONARCH_THREADS = "monarch-pytokio"
@@ -81,25 +87,53 @@ def client_dir() -> Path | None:
     return _client_dir
 
 
-def start_client(log_path: Path) -> None:
+def settings() -> dict[str, str]:
+    """What Monarch reads of the environment here, for processes that do not inherit it."""
+    return {name: os.environ[name] for name in _SETTINGS}
+
+
+def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> None:
     """Bootstrap this process's root client, once; what it prints goes to `log_path`.
 
     Its sockets lie in a folder of ours, so that a guardian can remove them after a SIGKILL.
+
+    Args:
+        first: done every time, before a client is made: says how it is reached, and raises if there is one
+            that is reached otherwise.
     """
     global _client_dir, _pinned
     with _lock:
         if _pinned is not None:
+            first()
             return
         from monarch.actor import context
 
         if client_exists():
+            first()
             _pinned = context()
             return
         _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
         _remove_at_exit(_client_dir)
-        with held_signals(), quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
-            _pinned = context()
+        with held_signals():
+            with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+                first()
+                with _panics_said():
+                    _pinned = context()
             atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
+
+
+@contextlib.contextmanager
+def _panics_said() -> Iterator[None]:
+    """A client that has no address to listen at ends in a panic, which no `except Exception` catches."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(
+            f"Monarch's client cannot start: {error}; NEOPROTO_CLIENT=tcp://ADDRESS:0 in the environment "
+            "names an address of this machine"
+        ) from error
 
 
 def _shut_down_client() -> None:
@@ -243,12 +277,6 @@ class LogFile:
         for one, handlers, propagate in self._before:
             one.handlers, one.propagate = handlers, propagate
         self._handler.close()
-
-
-def short_tmp() -> str:
-    """A folder for sockets: the usual one, unless a socket's path (≤ 108 bytes) would not fit below it."""
-    usual = tempfile.gettempdir()
-    return usual if len(usual) <= 40 else "/tmp"
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from meshes import sdk
 from meshes.bootstrap import LOG_VARIABLE
 from meshes.guardian import marked_processes
+from meshes.jobs import Nodes
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.backend import ProcessInfo
 
@@ -59,12 +60,12 @@ class GlobalStore:
         self._client: StoreClient | None = None
         self.spec: bytes | None = None
 
-    def start(self, hosts: Any, beside_controller: Any, ranks_per_host: int) -> StoreClient:
+    def start(self, hosts: Nodes, beside_controller: Nodes, ranks_per_host: int) -> StoreClient:
         """Start the processes and attach this one.
 
         Args:
-            hosts: a HostMesh; one volume on each, or one for each local rank of each.
-            beside_controller: a HostMesh of one host, for the index.
+            hosts: one volume on each, or one for each local rank of each.
+            beside_controller: one host, for the index.
         """
         # Imported here, by whoever can be interrupted: a helper that is still at it when the interpreter ends
         # takes the program down.
@@ -76,22 +77,26 @@ class GlobalStore:
         self._client = client
         return client
 
-    async def _start(self, hosts: Any, beside_controller: Any, ranks_per_host: int) -> StoreClient:
+    async def _start(self, hosts: Nodes, beside_controller: Nodes, ranks_per_host: int) -> StoreClient:
         from neoproto.store import set_process_store
         from neoproto.store.engine import StoreClient, StoreServer
         from neoproto.store.shm import store_prefix
 
         self._guard_shm(store_prefix(self._name))
         count = 1 if self._strategy == "host" else ranks_per_host
-        volumes = hosts.spawn_procs(
+        volumes = hosts.mesh.spawn_procs(
             per_host={"volumes": count},
             name="np-volumes",
-            bootstrap_command=lambda point: worker_command(self._log_dir / f"volume{point.rank}.log", {}),
+            bootstrap_command=lambda point: worker_command(
+                self._log_dir / f"volume{point.rank}.log", hosts.nodes[point.rank // count].env
+            ),
         )
-        index = beside_controller.spawn_procs(
+        index = beside_controller.mesh.spawn_procs(
             per_host={"index": 1},
             name="np-index",
-            bootstrap_command=lambda point: worker_command(self._log_dir / INDEX_LOG, {}),
+            bootstrap_command=lambda _: worker_command(
+                self._log_dir / INDEX_LOG, beside_controller.nodes[0].env
+            ),
         )
         self._procs = [volumes, index]
         if self._closing.done():
@@ -206,9 +211,10 @@ def host_id(cluster: str, node: int, first_cluster: str = "") -> str:
     return str(node) if cluster == first_cluster else f"{cluster}/{node}"
 
 
-def worker_command(log_path: Path, env: dict[str, str | None]) -> Any:
+def worker_command(log_path: Path, env: Mapping[str, str]) -> Any:
     """How to start a process whose output goes to `log_path`. It has its host's environment, and `env`."""
     from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 
     base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
-    return BootstrapCommand(sys.executable, None, ["-m", "meshes.bootstrap"], {**base, **env})
+    # -P: what lies in the folder that the host was started in is nothing to import.
+    return BootstrapCommand(sys.executable, None, ["-P", "-m", "meshes.bootstrap"], {**base, **env})

@@ -81,8 +81,6 @@ REFUSED_VALUES: dict[str, str] = {
     "actor_rollout_ref.model.trust_remote_code": "code in model folders is not run; use an architecture that "
     "transformers and vllm know",
     "trainer.mode": "the modes are sync, separate_async and decoupled_async",
-    "runtime.monarch.job_mode": "the only mode is process, private hosts on this machine; "
-    "running on a job of `monarch apply` is not there yet",
     "trainer.resume_mode": "the modes are auto, disable and path; verl's resume_path is called path here",
 }
 """By full path: options that exist with fewer values than in verl."""

@@ -25,8 +25,9 @@ class ObjectStoreConfig(Section):
 class MonarchConfig(Section):
     """Options of the Monarch backend."""
 
-    job_mode: Literal["process"] = "process"
-    """process = private hosts on this machine, ended with the run."""
+    job_mode: Literal["process", "current"] = "process"
+    """process = private hosts on this machine, ended with the run; current = the hosts of the job that
+    `monarch apply` has started in this folder, which outlive it."""
     object_store: ObjectStoreConfig = ObjectStoreConfig()
     """The store."""
 

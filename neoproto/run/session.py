@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from meshes.applied import check_applied_job
 from meshes.topology import compile_topology
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
@@ -99,19 +100,24 @@ def prepared_run(config: RunConfig, console: RunConsole) -> tuple[Placement, Pre
 
 
 def place(config: RunConfig) -> Placement:
-    """Compile the topology for this machine.
+    """Compile the topology for this machine, or for the applied job.
 
     Raises:
         TopologyError: with every violation.
+        ConfigError: there is no such job, or its meshes are not the topology's clusters.
     """
     gpus = torch.cuda.device_count()
-    return compile_topology(
+    current = config.runtime.monarch.job_mode == "current"
+    placement = compile_topology(
         config.resolved_topology(),
         roles_needed=config.roles,
         roles_allowed=OPTIONAL_ROLES,
         device_type="gpu" if gpus else "cpu",
-        local_gpus=gpus if config.runtime.monarch.job_mode == "process" else None,
+        local_gpus=None if current else gpus,
     )
+    if current:
+        check_applied_job({one.name: one.nnodes for one in placement.clusters})
+    return placement
 
 
 def wait_for_all(futures: Collection[Future[Any]], loss: Loss) -> None:

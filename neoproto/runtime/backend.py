@@ -63,6 +63,7 @@ class ProcessInfo:
     Attributes:
         rank: its rank in its group.
         pid, host: where it is.
+        machine: what the pid means something on; "" if not known.
         rendezvous: where it listens for its group's `torch.distributed` store, if it is rank 0.
     """
 
@@ -70,6 +71,7 @@ class ProcessInfo:
     pid: int
     host: str
     rendezvous: tuple[str, int] | None
+    machine: str = ""
 
 
 class ProcessGroup(Protocol):

@@ -131,12 +131,17 @@ class Runtime(Run):
         placement = self._placement
         clusters = {} if placement is None else {one.name: one.nnodes for one in placement.clusters}
         ranks_per_host = 1 if placement is None else placement.clusters[0].devices_per_node
+        gpus = {
+            one.name: one.devices_per_node
+            for one in (placement.clusters if placement is not None else ())
+            if one.device_type == "gpu"
+        }
         options = BackendOptions(
             run_id=settings.run_id,
             run_dir=settings.run_dir,
             clusters=clusters or {"default": 1},
             env=settings.env_vars,
-            options={**settings.options, "ranks_per_host": ranks_per_host},
+            options={**settings.options, "ranks_per_host": ranks_per_host, "gpus_per_host": gpus},
         )
         self._backend.start(options, self._center.on_reply, self._on_death, self._gateway.on_request)
         self._reaper.start()

@@ -1,6 +1,6 @@
 """A controller in a process of its own, to be ended in every way.
 
-    python -m tests.meshes.controller_program MODE DIR
+    python -m tests.meshes.controller_program MODE DIR [JOB_MODE]
 
 Prints one line of JSON once it is up, then does what MODE says: "close", "raise", "wait", "stuck" (a call
 runs for a minute), "exit" (leaves without closing); with "start", says so before it starts.
@@ -27,11 +27,12 @@ def tell_before_the_start() -> None:
     Runtime._start = told  # type: ignore[method-assign]
 
 
-def main(mode: str, run_dir: str) -> None:
+def main(mode: str, run_dir: str, job_mode: str = "process") -> None:
     if mode == "start":
         tell_before_the_start()
     store = {"store_name_prefix": "an odd/prefix"}
-    runtime = Runtime.from_config({"runtime": {"run_dir": run_dir, "monarch": {"object_store": store}}})
+    monarch = {"job_mode": job_mode, "object_store": store}
+    runtime = Runtime.from_config({"runtime": {"run_dir": run_dir, "monarch": monarch}})
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w"
     )

@@ -70,7 +70,7 @@ def test_whoever_waits_for_a_start_is_told_when_the_runtime_closes(
     block = SimpleNamespace(first_node=0, nnodes=1, nodes=range(1))
     pool = SimpleNamespace(block=block, beside_controller=True, cluster="")
     backend: Any = MonarchBackend()
-    backend._hosts = SimpleNamespace(beside_controller=lambda: None)
+    backend._hosts = SimpleNamespace(beside_controller=lambda: None, kill=lambda *_: None)
     backend._deaths, backend._options = object(), SimpleNamespace(clusters={"c": 1}, run_id="r")
     threading.Thread(target=lambda: (begun.wait(20), backend.stop_spawning())).start()
     with pytest.raises(RuntimeClosed):

@@ -102,7 +102,7 @@ def test_every_option_says_what_it_is() -> None:
         ),
         ("trainer.logger", ["console", "swanlab"], "trainer.logger[1]: wanted 'console', 'jsonl', 'tensorb"),
         ("trainer.logger", 3, "trainer.logger: wanted a list, got 3 (int)"),
-        ("runtime.monarch.job_mode", "current", "is not supported: the only mode is process"),
+        ("runtime.monarch.job_mode", "local", "job_mode: wanted 'process' or 'current', got 'local' (str)"),
         ("trainer.val_before_train", 1, "trainer.val_before_train: wanted true or false, got 1 (int)"),
         ("trainer.experiment_name", 7, "trainer.experiment_name: wanted a string, got 7 (int)"),
         ("runtime.env_vars", {"A": 1}, "runtime.env_vars.A: wanted a string, got 1 (int)"),

@@ -1,0 +1,72 @@
+"""Facts of the machine this process runs on. Nothing heavy is imported: hosts are looked at with it."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import hashlib
+import os
+import platform
+import tempfile
+from importlib import metadata, util
+from pathlib import Path
+
+PACKAGES = ("torch", "torchmonarch", "torchstore")
+"""Distributions that all processes of a run must have in the same version."""
+OURS = ("neoproto", "actors", "meshes", "configs")
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@functools.cache
+def machine_id() -> str:
+    """What a process id means something on: this boot of this machine, and the namespace of its ids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def versions() -> dict[str, str]:
+    """By package; "missing" where there is none. Ours is told apart by its source too."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        found[package] = _version(package)
+    found["neoproto"] = f"{_version('neoproto')} (source {source_digest()})"
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def source_digest() -> str:
+    """A short name for the source of our packages, wherever they are imported from."""
+    digest = hashlib.sha256()
+    for package in OURS:
+        spec = util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(f"{package}/{path.relative_to(folder)}".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """What `CUDA_VISIBLE_DEVICES` calls the GPUs that a process of this machine may use."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return tuple(name.strip() for name in listed.split(",") if name.strip())
+    return tuple(str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*")))))
+
+
+def short_tmp() -> str:
+    """A folder for sockets: the usual one, unless a socket's path (≤ 108 bytes) would not fit below it."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= 40 else "/tmp"
+
+
+def inductor_cache() -> str:
+    """Where torch keeps what it compiled: among the temporary files, by default, which go with the run."""
+    usual = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    return os.environ.get(CACHE_VARIABLE) or usual

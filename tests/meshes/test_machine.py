@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import meshes
+from meshes import machine
+from meshes.jobs import Node
+
+
+@pytest.mark.parametrize(
+    ("listed", "gpus"), [("2,3", ("2", "3")), ("", ()), ("GPU-a, GPU-b", ("GPU-a", "GPU-b"))]
+)
+def test_gpus_are_those_that_this_process_may_use(
+    listed: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert machine.visible_gpus() == gpus
+
+
+def test_a_device_is_called_as_its_host_calls_it() -> None:
+    assert Node(env={}, gpus=("4", "5")).gpu(1) == "5"
+    assert Node(env={}).gpu(1) == "1"
+
+
+def test_versions_name_what_all_processes_must_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = machine.versions()
+    assert set(found) == {"python", "torch", "torchmonarch", "torchstore", "neoproto"}
+    assert found["torchmonarch"] == "0.7.0"
+    assert machine.source_digest() in found["neoproto"]
+    monkeypatch.setattr(machine, "PACKAGES", ("no-such-package",))
+    assert machine.versions()["no-such-package"] == "missing"
+
+
+def test_source_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "OURS", ("meshes",))
+    before = machine.source_digest()
+    copy = tmp_path / "meshes"
+    shutil.copytree(Path(meshes.__path__[0]), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    spec = importlib.util.spec_from_file_location(
+        "meshes", copy / "__init__.py", submodule_search_locations=[str(copy)]
+    )
+    monkeypatch.setattr("meshes.machine.util.find_spec", lambda _: spec)
+    assert machine.source_digest() == before
+    (copy / "jobs.py").write_text("changed = True\n")
+    assert machine.source_digest() != before
+
+
+def test_ids_of_processes_belong_to_a_machine() -> None:
+    assert machine.machine_id().endswith(os.readlink("/proc/self/ns/pid"))

@@ -75,6 +75,14 @@ class Machines:
             time.sleep(0.1)
         raise AssertionError("\n".join(path.read_text() for path in self.folder.glob("log-*")))
 
+    def wait_for_the_end(self, log: str) -> None:
+        """Until a run has closed, and its controller has gone: it removes its client's folder last."""
+        self.wait_for(log, "closed")
+        until = time.monotonic() + 20
+        while controllers(self.folder):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
     def close(self) -> None:
         for program in self._programs:
             program.kill()
@@ -118,7 +126,7 @@ def test_groups_and_store_span_two_hosts_and_the_next_run_does_too(machines: Mac
         assert (told["reduced"], told["here"]) == ([3.0, 3.0], 4000.0)
         run_id = str(told["run_id"])
         assert gone(run_id, 20) == []
-        machines.wait_for(f"log-{name}", "closed")
+        machines.wait_for_the_end(f"log-{name}")
         assert folders(run_id) == []
 
 
@@ -135,7 +143,7 @@ def test_a_killed_controller_leaves_nothing_on_the_other_machine(machines: Machi
     assert folders(run_id) == []
     told = machines.run("log-next", "close", "next")
     assert gone(str(told["run_id"]), 20) == []
-    machines.wait_for("log-next", "closed")
+    machines.wait_for_the_end("log-next")
 
 
 def controllers(folder: Path) -> list[int]:

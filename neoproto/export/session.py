@@ -48,6 +48,7 @@ def export(run_dir: Path, target: Path, step: int | None = None) -> int:
     source = model_folder(config, rows_of(config), _quietly)
     # One rank, without a process group: pieces of all ranks are read into one model.
     ranks = Ranks()
+    _no_progress_bars()
     model = load_model(ModelOptions(path=str(source)), ranks, head=True)
     parts = training_parts(model, {})
     stored = open_checkpoint(checkpoint.path / _ACTOR).only(_WEIGHTS)
@@ -92,6 +93,12 @@ def find_checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
         wanted = "" if step is None else f" of step {step}"
         raise ConfigError(f"{run_dir} has no checkpoint{wanted}; there are: {steps}")
     return found[-1]
+
+
+def _no_progress_bars() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _quietly(_: str) -> AbstractContextManager[None]:

@@ -109,19 +109,19 @@ def serve() -> None:
     try:
         judge = load_judge(spec)
     except ConfigError as error:
-        write_frame(answers, str(error))
+        write_frame(answers, str(error), None)
         return
     if spec.memory_bytes is not None:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (spec.memory_bytes, hard))
-    write_frame(answers, "")
+    write_frame(answers, "", None)
     while True:
         try:
             question: Question = read_frame(questions, None)
         except EOFError:
             return
         _limit_cpu(spec.timeout_s)
-        write_frame(answers, sendable(judge(question)))
+        write_frame(answers, sendable(judge(question)), None)
 
 
 def sendable(verdict: Verdict) -> Verdict:

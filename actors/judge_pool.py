@@ -36,6 +36,9 @@ START_S = 60.0
 _GROW_S = 0.2
 """How long questions wait before another child is started for them."""
 
+_ENDING_S = 1.0
+"""How long the exit code of a child is waited for that has closed its pipes."""
+
 JudgeKind = Literal["math_verify", "reasoning_gym", "custom"]
 
 
@@ -202,13 +205,15 @@ class JudgeChild:
         """
         process = self._running()
         limit = min(self._spec.timeout_s, budget_s)
+        until = time.monotonic() + limit
+        verdict: Verdict | None = None
         try:
-            write_frame(_fd(process.stdin), question)
-            verdict: Verdict | None = read_frame(_fd(process.stdout), time.monotonic() + limit)
+            if write_frame(_fd(process.stdin), question, until):
+                verdict = read_frame(_fd(process.stdout), until)
         except (BrokenPipeError, EOFError):
-            code = process.wait()
+            ending = _ending(process)
             self.stop()
-            return Failure(kind="error", text=f"ended its process ({_ending(code)})")
+            return Failure(kind="error", text=f"ended its process ({ending})")
         if verdict is None:
             self.stop()
             return Failure(kind="timeout", text=f"took longer than {limit:g} s")
@@ -229,7 +234,7 @@ class JudgeChild:
         )
         # Also when the owner is dropped without a word.
         self._end = weakref.finalize(self, end, self._process)
-        write_frame(_fd(self._process.stdin), self._spec)
+        write_frame(_fd(self._process.stdin), self._spec, None)  # it fits into the pipe
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
@@ -241,7 +246,7 @@ class JudgeChild:
             try:
                 problem = read_frame(_fd(process.stdout), time.monotonic() + START_S)
             except EOFError:
-                problem = f"it ended ({_ending(process.wait())})"
+                problem = f"it ended ({_ending(process)})"
             if problem != "":
                 self.stop()
                 why = f"not after {START_S:g} s" if problem is None else problem
@@ -259,8 +264,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def write_frame(fd: int, value: Any) -> None:
-    """Send one value.
+def write_frame(fd: int, value: Any, until: float | None) -> bool:
+    """Send one value; False if it was not all taken at `until` on the monotonic clock (None: no end).
 
     Raises:
         BrokenPipeError: the other side is gone.
@@ -268,7 +273,13 @@ def write_frame(fd: int, value: Any) -> None:
     data = pickle.dumps(value)
     view = memoryview(LENGTH.pack(len(data)) + data)
     while view:
-        view = view[os.write(fd, view) :]
+        if until is not None:
+            _, ready, _ = select.select([], [fd], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                return False
+        # A pipe that is ready takes so much at once without blocking.
+        view = view[os.write(fd, view[: select.PIPE_BUF]) :]
+    return True
 
 
 def read_frame(fd: int, until: float | None) -> Any:
@@ -300,5 +311,10 @@ def _fd(pipe: Any) -> int:
     return int(pipe.fileno())
 
 
-def _ending(code: int) -> str:
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    """How a child ended that has closed its pipes; one that only closed them is about to be killed."""
+    try:
+        code = process.wait(_ENDING_S)
+    except subprocess.TimeoutExpired:
+        return "it closed its pipes"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

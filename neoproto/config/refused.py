@@ -54,6 +54,8 @@ REFUSED_KEYS: dict[str, str] = {
     "default_hdfs_dir": "checkpoints lie in the run's folder, below trainer.default_local_dir; remove it",
     "del_local_ckpt_after_load": "checkpoints are kept by their number; set trainer.max_ckpt_to_keep instead",
     "esi_redundant_time": "checkpoints are saved by steps; set trainer.save_freq instead",
+    "rollout_data_dir": "set trainer.log_samples=true; samples go to the run's folder, samples/step_N.jsonl",
+    "validation_data_dir": "all samples are in the run's folder, validation/step_N.jsonl; remove it",
     "log_val_generations": "all samples are in the run's folder, validation/step_N.jsonl; remove it",
     "balance_batch": "rows are dealt to ranks in order; remove it",
     "critic_warmup": "policy and critic train from the first step; remove it",

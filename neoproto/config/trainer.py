@@ -62,6 +62,9 @@ class TrainerConfig(Section):
     """Validate after every so many steps; -1 or 0 = at the end only."""
     logger: Annotated[tuple[Logger, ...], AsStrings] = ("console", "jsonl")
     """Where metrics go: the terminal, metrics.jsonl (always), TensorBoard's event files, wandb, MLflow."""
+    log_samples: bool = False
+    """Write every training sample to samples/step_N.jsonl: text, score, tokens with log-probs and weight
+    versions."""
     trace: bool = False
     """Write trace.json: what each process did when, for chrome://tracing and ui.perfetto.dev."""
     project_name: Annotated[str, Field(min_length=1)] = "neoproto"

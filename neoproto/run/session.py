@@ -36,12 +36,13 @@ from neoproto.run.trainers import train
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.losses import Loss
 from neoproto.runtime.placement import Placement
-from neoproto.trainer.history import METRICS, PROMPTS, PromptLog
+from neoproto.trainer.history import METRICS, PROMPTS, SAMPLES, PromptLog
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.resume import StartPoint
+from neoproto.trainer.samples import SampleLog
 from neoproto.trainer.services import check_installed
 from neoproto.trainer.tasks import together
 from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
@@ -208,6 +209,7 @@ class RunSession:
             start=start,
             checkpoints=self._starts.checkpoints,
             prompt_log=PromptLog(self._folder / PROMPTS),
+            sample_log=SampleLog(self._folder / SAMPLES if config.trainer.log_samples else None),
         )
 
     def _trackers(self, start: StartPoint) -> list[Tracker]:

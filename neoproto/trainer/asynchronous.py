@@ -124,7 +124,11 @@ class AsyncTrainer:
             "gen",
             self._buffer.sample(self._batch_size, flow.newest.version, timeout=limits.generate),
         )
-        sampled.batch.meta_info = {"step": step, "validate": False}
+        sampled.batch.meta_info = {
+            "step": step,
+            "validate": False,
+            "keep_text": parts.sample_log.on,
+        }
         batch, figures = await learn(parts.workers, sampled.batch, parts.settings, clock)
         if step % self._options.parameter_sync_step == 0 or parts.validator.due(step):
             await self._hand_out_weights(flow, clock)
@@ -132,6 +136,7 @@ class AsyncTrainer:
         samples = len(batch)
         tickets = [group.ticket for group in sampled.groups]
         parts.prompt_log.log(step, [one.uid for one in tickets], [one.serial for one in tickets])
+        parts.sample_log.log(step, batch)
         self._buffer.done(sampled, batch)
         figures |= sampled.metrics | await store_metrics()
         parts.recorder.step(step, figures, clock, samples)

@@ -1,6 +1,6 @@
 """What a run has written down so far, and how it is cut back to where a checkpoint was taken.
 
-Files that grow by a line are cut at the length they had then, validation samples of later steps set aside.
+Files that grow by a line are cut at the length they had then, samples of later steps set aside.
 Nothing is deleted: what is cut goes to `metrics.superseded.jsonl` and its like.
 """
 
@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-METRICS, PROMPTS, VALIDATION = "metrics.jsonl", "prompts.jsonl", "validation"
+METRICS, PROMPTS, VALIDATION, SAMPLES = "metrics.jsonl", "prompts.jsonl", "validation", "samples"
 GROWING = (METRICS, PROMPTS)
-_SAMPLES = re.compile(r"step_(\d+)\.jsonl")
+_STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
 class PromptLog:
@@ -64,12 +64,13 @@ def cut_history(run_dir: Path, at: Mapping[str, int], step: int) -> int:
         Lines that were set aside.
     """
     lines = sum(_cut(run_dir / name, at.get(name, 0)) for name in GROWING)
-    folder, last = run_dir / VALIDATION, step or -1  # from the beginning, step 0's too
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        name = _SAMPLES.fullmatch(path.name)
-        if name is not None and int(name[1]) > last:
-            _cut(path, 0)
-            path.unlink()
+    last = step or -1  # from the beginning, the validation of step 0 too
+    for folder in (run_dir / VALIDATION, run_dir / SAMPLES):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            name = _STEP.fullmatch(path.name)
+            if name is not None and int(name[1]) > last:
+                _cut(path, 0)
+                path.unlink()
     return lines
 
 

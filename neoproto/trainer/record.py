@@ -12,10 +12,11 @@ from neoproto import trace
 from neoproto.config import RunConfig
 from neoproto.data import DataProto
 from neoproto.trainer.checkpoint import CheckpointFolder
-from neoproto.trainer.history import PromptLog
+from neoproto.trainer.history import VALIDATION, PromptLog
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.resume import StartPoint
+from neoproto.trainer.samples import SampleLog
 from neoproto.trainer.step import StepSettings
 from neoproto.trainer.tracking import Tracker
 from neoproto.trainer.validation import validate, validation_passes, write_samples
@@ -228,7 +229,7 @@ class Validator:
             timeout=self._trainer.timeouts.validation,
             clock=clock,
         )
-        write_samples(self._run_dir / "validation", step, samples)
+        write_samples(self._run_dir / VALIDATION, step, samples)
         self._recorder.validation(step, figures, clock.metrics()["timing_s/testing"])
 
 
@@ -239,6 +240,7 @@ class TrainingParts:
     Attributes:
         settings: what a PPO step needs of the configuration.
         prompt_log: which prompts each step trained on.
+        sample_log: the samples it trained on.
         total_steps: training steps of the whole run.
         start: where it starts.
         checkpoints: where checkpoints are saved; None saves none.
@@ -251,6 +253,7 @@ class TrainingParts:
     recorder: Recorder
     validator: Validator
     prompt_log: PromptLog
+    sample_log: SampleLog
     run_dir: Path
     total_steps: int
     start: StartPoint
@@ -270,10 +273,11 @@ def training_parts(
     start: StartPoint | None = None,
     checkpoints: CheckpointFolder | None = None,
     prompt_log: PromptLog | None = None,
+    sample_log: SampleLog | None = None,
 ) -> TrainingParts:
     """The parts of a run; its clock starts now, and its totals are those of `start`.
 
-    Without `checkpoints` none are saved, without `prompt_log` nobody is told which prompts were trained on.
+    Without `checkpoints` none are saved, without the logs nobody is told what was trained on.
     `gauges` are those of its `Recorder`.
     """
     start = start or StartPoint()
@@ -299,6 +303,7 @@ def training_parts(
         recorder=recorder,
         validator=validator,
         prompt_log=prompt_log or PromptLog(),
+        sample_log=sample_log or SampleLog(),
         run_dir=run_dir,
         total_steps=total_steps,
         start=start,

@@ -47,12 +47,13 @@ class SyncTrainer:
     async def _step(self, step: int, flow: WeightFlow) -> None:
         parts, clock = self._parts, PhaseClock()
         prompts = parts.prompts.next_batch()
-        prompts.meta_info |= {"step": step, "validate": False}
+        prompts.meta_info |= {"step": step, "validate": False, "keep_text": parts.sample_log.on}
         batch, figures = await ppo_step(parts.workers, prompts, parts.settings, clock)
         await flow.publish().committed(clock)
         samples = len(batch)
         if parts.prompt_log.on:
             parts.prompt_log.log(step, [str(uid) for uid in prompts["uid"]])
+        parts.sample_log.log(step, batch)
         batch.release()
         prompts.release()
         parts.recorder.step(step, figures | await store_metrics(), clock, samples)

@@ -33,7 +33,8 @@ verdicts:
   ended with its cause  at most {CAUSE_S:.0f} s after the fault, with one line that names the cause
   HANG                  it printed nothing for --quiet seconds after the fault, and was ended from outside
   LEFTOVER              {GONE_S:.0f} s after its end there are processes, shared memory, sockets, files of it
-  WRONG VERSION         it trained on samples of weights that the mode does not allow
+  WRONG VERSION         it trained on samples of weights that the mode does not allow, or a sample's log-probs
+                        are not those of the weights it names, computed again from that step's checkpoint
   LATE                  it ended with its cause, but later than that
   UNCLEAR               the exit code is another one, or its last line does not name the cause
   GAVE UP               it ended by a fault that every run has to survive
@@ -58,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--kind", action="append", choices=list(KINDS), metavar="KIND", help="only this kind; may be repeated"
     )
+    arguments.add_argument(
+        "--first", type=int, default=0, metavar="I", help="leave out those before this one of the series"
+    )
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write all results there as well")
     arguments.add_argument("--keep", type=Path, metavar="DIR", help="keep the folders of all runs there")
     arguments.add_argument(
@@ -72,7 +76,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_intermixed_args(argv)
     if options.runs < 1:
         parser().error(f"--runs is at least 1, got {options.runs}")
-    plans = draw(options.runs, options.seed, options.mode or MODES, options.kind)
+    if not 0 <= options.first < options.runs:
+        parser().error(
+            f"--first is one of the {options.runs} runs, 0 to {options.runs - 1}; got {options.first}"
+        )
+    plans = draw(options.runs, options.seed, options.mode or MODES, options.kind)[options.first :]
     folder = options.keep or Path(tempfile.mkdtemp(prefix="neoproto-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
@@ -148,7 +156,9 @@ def table(results: Sequence[Result]) -> Table:
 def summary(results: Sequence[Result]) -> str:
     """How many of each verdict."""
     counts = Counter(result.verdict.value for result in results)
-    return f"{len(results)} runs: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    verdicts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    versions, tokens = sum(one.versions for one in results), sum(one.tokens for one in results)
+    return f"{len(results)} runs: {verdicts}; {tokens:,} tokens of {versions} versions computed again"
 
 
 def as_json(seed: int, results: Sequence[Result]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.chaos.plan import Action, Kind, Plan, matches
 
-SHM_MIB, DISK_MIB = 512, 64
+SHM_MIB, DISK_MIB = 512, 384
 """Sizes of a run's own /dev/shm and of its run folder, where one of them is to be full."""
 FILLER = "filler"
 

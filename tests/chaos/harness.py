@@ -20,7 +20,7 @@ import yaml
 
 from tests.chaos import faults
 from tests.chaos.plan import KINDS, STEPS, Action, Plan
-from tests.chaos.verdict import GONE_S, PASSED, Seen, Verdict, judge
+from tests.chaos.verdict import GONE_S, PASSED, Checked, Seen, Verdict, judge
 from tests.e2e.command import LIMIT_S, Command
 
 QUIET_S = 120.0
@@ -29,6 +29,8 @@ STACKS_S = 2.0
 """How long processes of a run that hangs may take to write their stacks."""
 POLL_S = 0.05
 WORDS = ("--config-name", "ppo_monarch", "+smoke=tiny", f"trainer.total_training_steps={STEPS}")
+CHECKED = ("trainer.log_samples=true", "trainer.save_freq=1", "trainer.max_ckpt_to_keep=null")
+"""What it takes to compute a run's samples again."""
 FIRST_SIGN = "starting hosts and store"
 
 
@@ -43,6 +45,8 @@ class Result:
         seconds: from the fault to its end.
         total_seconds: from its start to the end of the search for what is left.
         last_line: the last it said, of its errors if there are any.
+        tokens: training samples' tokens whose log-probs were computed again from the weights they name.
+        versions: weight versions they name.
         folder: where its output and run folder are kept; None if they are not.
     """
 
@@ -54,6 +58,8 @@ class Result:
     seconds: float | None = None
     total_seconds: float = 0.0
     last_line: str = ""
+    tokens: int = 0
+    versions: int = 0
     folder: str | None = None
 
 
@@ -63,10 +69,16 @@ class ChaosRun:
     def __init__(
         self, plan: Plan, folder: Path, env: Mapping[str, str], overrides: Sequence[str], quiet_s: float
     ) -> None:
-        self._plan, self._kind, self._quiet_s = plan, KINDS[plan.kind], quiet_s
+        self._plan, self._kind, self._env, self._quiet_s = plan, KINDS[plan.kind], env, quiet_s
         run_folder = folder / "run"
         run_folder.mkdir(parents=True)
-        words = (*WORDS, f"trainer.mode={plan.mode}", f"trainer.seed={plan.index}", *overrides)
+        words = (
+            *WORDS,
+            *CHECKED,
+            f"trainer.mode={plan.mode}",
+            f"trainer.seed={plan.index}",
+            *overrides,
+        )
         self._began = time.monotonic()
         self.command = Command(folder, env, *words, within=faults.within(self._kind, run_folder))
         self._views: list[faults.View] = []
@@ -87,7 +99,8 @@ class ChaosRun:
         code = None if hung else self.command.process.returncode
         left = [] if hung else self.command.left_after(GONE_S)
         seconds = None if self._struck is None else ended - self._struck
-        seen = self._seen(code, seconds, left)
+        checked = Checked() if hung else self._checked()
+        seen = self._seen(code, seconds, left, checked)
         verdict, detail = judge(self._kind, seen)
         return Result(
             plan=self._plan,
@@ -98,6 +111,8 @@ class ChaosRun:
             seconds=None if seconds is None else round(seconds, 2),
             total_seconds=round(time.monotonic() - self._began, 1),
             last_line=seen.last_line,
+            tokens=checked.tokens,
+            versions=checked.versions,
         )
 
     def close(self, keep: bool) -> None:
@@ -183,7 +198,12 @@ class ChaosRun:
         limit = LIMIT_S if self._struck is None else self._quiet_s
         return self.command.process.poll() is None and now - self._said_at < limit
 
-    def _seen(self, code: int | None, seconds: float | None, left: Sequence[str]) -> Seen:
+    def _checked(self) -> Checked:
+        from tests.chaos.versions import check_samples  # late: it imports torch and transformers
+
+        return check_samples(self._run_folder_view(), self._env)
+
+    def _seen(self, code: int | None, seconds: float | None, left: Sequence[str], checked: Checked) -> Seen:
         errors = self.command.errors
         told = (errors.strip() or self.command.out.strip()).splitlines()
         folder = self._run_folder_view()
@@ -197,6 +217,7 @@ class ChaosRun:
             rows=whole_rows(folder / "metrics.jsonl"),
             most_stale=most_stale(folder / "config.yaml"),
             sync=self._plan.mode == "sync",
+            other_weights=checked.wrong,
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos import cli
 from tests.chaos.harness import Result
-from tests.chaos.plan import KINDS, Plan
+from tests.chaos.plan import KINDS, Plan, draw
 from tests.chaos.verdict import Verdict
 from tests.e2e.command import ROOT
 
@@ -65,7 +65,15 @@ def test_one_bad_run_is_a_failure(played: Callable[..., list[Plan]], tmp_path: P
     assert {plan.kind for plan in plans} == {"delay"}
 
 
-@pytest.mark.parametrize("words", [["--runs", "0"], ["--kind", "meteor"], ["--mode", "async"]])
+def test_a_series_goes_on_where_it_was_left(played: Callable[..., list[Plan]], tmp_path: Path) -> None:
+    plans = played(*[Verdict.ENDED] * 5)
+    assert cli.main(["--runs", "5", "--first", "3"]) == 0
+    assert plans == draw(5, 1)[3:]
+
+
+@pytest.mark.parametrize(
+    "words", [["--runs", "0"], ["--kind", "meteor"], ["--mode", "async"], ["--first", "20"]]
+)
 def test_wrong_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(words)

@@ -34,6 +34,10 @@ def test_an_end_with_its_cause() -> None:
     assert verdict("kill-policy") is Verdict.ENDED
 
 
+def test_a_sample_of_other_weights_is_worse_than_any_end() -> None:
+    assert verdict("kill-policy", other_weights="step 3: a token …") is Verdict.WRONG_VERSION
+
+
 def test_the_end_of_training_is_survival_whatever_was_done() -> None:
     assert verdict("kill-rollout", code=0, last_line="trained model: x", errors="") is Verdict.SURVIVED
 

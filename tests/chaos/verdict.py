@@ -40,6 +40,23 @@ OPEN = frozenset({Verdict.MISSED, Verdict.NOT_POSSIBLE})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """Samples against weights.
+
+    Attributes:
+        tokens: compared.
+        unknown: tokens of versions without a checkpoint: the run ended before it was whole.
+        versions: compared.
+        wrong: the worst token that other weights made, in words; "" if there is none.
+    """
+
+    tokens: int = 0
+    unknown: int = 0
+    versions: int = 0
+    wrong: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
     """What was seen of a run.
 
@@ -54,6 +71,7 @@ class Seen:
         rows: of its `metrics.jsonl`.
         most_stale: how old weights may be that a sample was drawn with; None where nothing bounds it.
         sync: whether replicas and policy have the same weights at every step.
+        other_weights: which sample was not made by the weights it names; "" if none was seen.
     """
 
     code: int | None
@@ -65,6 +83,7 @@ class Seen:
     rows: Sequence[Mapping[str, Any]]
     most_stale: float | None
     sync: bool
+    other_weights: str = ""
 
 
 def judge(kind: Kind, seen: Seen) -> tuple[Verdict, str]:
@@ -94,6 +113,8 @@ def judge(kind: Kind, seen: Seen) -> tuple[Verdict, str]:
 
 def wrong_version(seen: Seen) -> str:
     """Where a step was trained on samples of weights that it must not be; "" if nowhere."""
+    if seen.other_weights:
+        return seen.other_weights
     for row in seen.rows:
         difference, stale = row.get(DIFFERENCE), row.get(STALENESS)
         if seen.sync and difference is not None and not difference < MOST_DIFFERENCE:

@@ -29,6 +29,7 @@ def test_files_are_cut_back_to_a_checkpoint(tmp_path: Path) -> None:
     write(tmp_path / "prompts.jsonl", "p2\n")
     for step in (0, 2, 3):
         write(tmp_path / "validation" / f"step_{step}.jsonl", f"v{step}\n")
+        write(tmp_path / "samples" / f"step_{step}.jsonl", f"s{step}\n")
     sync_history(tmp_path)
     assert cut_history(tmp_path, at, 2) == 2
     assert files(tmp_path) == {
@@ -36,6 +37,9 @@ def test_files_are_cut_back_to_a_checkpoint(tmp_path: Path) -> None:
         "metrics.superseded.jsonl": "three\nfo\n",
         "prompts.jsonl": "p1\n",
         "prompts.superseded.jsonl": "p2\n",
+        "samples/step_0.jsonl": "s0\n",
+        "samples/step_2.jsonl": "s2\n",
+        "samples/step_3.superseded.jsonl": "s3\n",
         "validation/step_0.jsonl": "v0\n",
         "validation/step_2.jsonl": "v2\n",
         "validation/step_3.superseded.jsonl": "v3\n",

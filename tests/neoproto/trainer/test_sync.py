@@ -13,6 +13,7 @@ from neoproto.config import load_config
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
 from neoproto.trainer.record import TrainingResult, training_parts
+from neoproto.trainer.samples import SampleLog
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.weights import WeightVersion
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
@@ -27,7 +28,13 @@ VALIDATION = ["generate_sequences", "compute_score"]
 
 
 def train(
-    tmp_path: Path, world: World, prompts: FakePrompts, *, steps: int = 3, **trainer: Any
+    tmp_path: Path,
+    world: World,
+    prompts: FakePrompts,
+    *,
+    steps: int = 3,
+    log: SampleLog | None = None,
+    **trainer: Any,
 ) -> tuple[TrainingResult, Recorder]:
     config = load_config(
         {
@@ -44,6 +51,7 @@ def train(
         run_dir=tmp_path,
         total_steps=steps,
         show=recorder,
+        sample_log=log,
     )
     return asyncio.run(SyncTrainer(parts).run()), recorder
 
@@ -111,6 +119,22 @@ def test_without_held_out_prompts_there_is_no_validation(tmp_path: Path) -> None
     assert recorder.validations == []
     assert (result.first_validation, result.last_validation) == ({}, {})
     assert not (tmp_path / "validation").exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_samples_are_written_where_they_are_wanted(tmp_path: Path) -> None:
+    """With the text, which rollout is only then asked to keep; and nothing of it stays in the store."""
+    world = World()
+    train(tmp_path, world, FakePrompts(), steps=2, log=SampleLog(tmp_path / "samples"))
+    assert {call.meta["keep_text"] for call in world.called("compute_score")} == {True}
+    rows = [json.loads(line) for line in (tmp_path / "samples" / "step_2.jsonl").read_text().splitlines()]
+    assert [row["uid"] for row in rows] == ["u20", "u21"]
+    assert [row["response_ids"] for row in rows] == [[7, 7], [7]]
+    assert [row["answer"] for row in rows] == ["sampled é 0", "sampled é 1"]
+
+    train(tmp_path / "without", other := World(), FakePrompts(), steps=1)
+    assert {call.meta["keep_text"] for call in other.called("compute_score")} == {False}
+    assert not (tmp_path / "without" / "samples").exists()
 
 
 @pytest.mark.usefixtures("store")

@@ -56,13 +56,33 @@ def check_prompts(done: Finished, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path) -> None:
-    """Killed while it saves, gone on with to its end, told to do more steps: as if nothing had happened."""
+TWO_REPLICAS = """\
+defaults: [ppo_monarch, _self_]
+topology:
+  clusters: [{name: here, nnodes: 1, n_gpus_per_node: 3, device_type: cpu}]
+  device_pools:
+    - {name: train, cluster: here, nnodes: 1, n_gpus_per_node: 1}
+    - {name: generate, cluster: here, nnodes: 1, n_gpus_per_node: 2}
+  models:
+    - {name: actor, worker: actor, resource_pool: train}
+    - {name: critic, worker: critic, resource_pool: train}
+    - {name: rollout, worker: rollout, resource_pool: generate}
+"""
+
+
+def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path, tmp_path: Path) -> None:
+    """Killed while it saves, gone on with to its end, told to do more steps: as if nothing had happened.
+
+    The run it is compared with has two replicas where it has one: what is generated does not depend on that.
+    """
     # The other schedules depend on how many steps there are in all.
     rates = [f"{model}.optim.lr_scheduler_type=constant" for model in ("actor_rollout_ref.actor", "critic")]
     words = ["+smoke=tiny", "trainer.test_freq=3", *rates]
-    whole = start(*words, "trainer.total_training_steps=6", "trainer.save_freq=-1").wait()
+    (tmp_path / "two_replicas.yaml").write_text(TWO_REPLICAS)
+    other = ["--config-dir", str(tmp_path), "--config-name", "two_replicas"]
+    whole = start(*words, *other, "trainer.total_training_steps=6", "trainer.save_freq=-1").wait()
     assert whole.code == 0, whole.errors
+    assert (whole.folder / "logs" / "rollout-1").is_dir()
     words.append("trainer.save_freq=2")
     first = start(*words, "trainer.total_training_steps=5")
     wait_for_checkpoint(first, ".global_step_4.*.partial")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Before torch is imported anywhere: unit tests run tiny tensors, where more threads only fight for the cores.
 LIMITS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -19,6 +20,17 @@ import pytest  # noqa: E402
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where whole runs keep the built-in model: it is made once, for all workers of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    path = folder / "cache"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 @pytest.fixture

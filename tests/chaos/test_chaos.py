@@ -17,11 +17,6 @@ pytestmark = pytest.mark.e2e
 SHORT = ("trainer.total_training_steps=6", "trainer.val_before_train=false")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def shift_versions(run_folder: Path) -> None:
     """Have every sample name the version after its own."""
     for path in (run_folder / "samples").iterdir():

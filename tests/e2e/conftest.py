@@ -9,12 +9,6 @@ import pytest
 from tests.e2e.command import Command, Start
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the built-in model is kept: it is made once for all runs."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def built_in_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The model that runs of `+smoke=tiny` start from; made here if no run was first."""

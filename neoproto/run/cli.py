@@ -56,6 +56,12 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
     arguments.add_argument("--cfg", choices=["job"], help="print the composed configuration and stop")
+    # Answered before this parser is built, see `run_command`; here for --help.
+    arguments.add_argument(
+        "--shell-completion",
+        metavar="install=bash",
+        help='print what makes the tab key complete options: eval "$(… --shell-completion install=bash)"',
+    )
     arguments.add_argument(
         "overrides", nargs="*", metavar="key=value", help="values to change, as Hydra reads them"
     )
@@ -64,7 +70,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str], own_loop: Loop | None = None) -> int:
     """Run the command, with a trainer loop of the caller's if there is one; returns the exit code."""
-    options = parser().parse_intermixed_args(argv)
+    command = parser()
+    options = command.parse_intermixed_args(argv)
+    if options.shell_completion is not None:
+        command.error("--shell-completion install=bash is a command of its own")
     return guarded(lambda: execute(options, own_loop))
 
 

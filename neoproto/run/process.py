@@ -23,6 +23,10 @@ def run_command(own_loop: Loop | None = None) -> NoReturn:
         own_loop: a trainer loop of the caller's, in place of the one that `trainer.mode` names.
     """
     open_standard_streams()
+    if len(sys.argv) == 3 and sys.argv[1] == "--shell-completion":
+        from neoproto.run.completion import main as complete  # asked at every key: nothing else is imported
+
+        leave(complete(sys.argv[2]))
     from neoproto.run.cli import main  # late: what it imports may open files
 
     leave(main(sys.argv[1:], own_loop))

@@ -35,14 +35,14 @@ def offered(line: str) -> list[str]:
     [
         ("run --c", ["--cfg", "--config-dir", "--config-name"]),
         ("run --config-name ", sorted(CONFIG_NAMES)),
-        ("run -cn pp", ["ppo_monarch"]),
-        ("run --config-name=g", ["--config-name=grpo_monarch"]),
+        ("run -cn ppo_mon", ["ppo_monarch"]),
+        ("run --config-name=grpo_mon", ["--config-name=grpo_monarch"]),
         ("run --cfg ", ["job"]),
         ("run --config-dir ", []),
         ("run algo", ["algorithm.", "algorithm="]),
         ("run dry", ["dry_run="]),
         ("run dry_run=", ["dry_run=false", "dry_run=true"]),
-        ("run data=", ["data=files", "data=spell_backward"]),
+        ("run algorithm=", ["algorithm=gae", "algorithm=grpo"]),
         ("run model", ["model@actor_rollout_ref.model="]),
         ("run +", ["+smoke="]),
         ("run +smoke=", ["+smoke=tiny"]),
@@ -184,7 +184,7 @@ def test_a_real_bash_completes(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").touch()
     run = "python -m neoproto.run "
     terminal.type(f"{run}--config-n\t", r"--config-name $")
-    terminal.type("gr\t", r"grpo_monarch $")
+    terminal.type("grpo_mon\t", r"grpo_monarch $")
     # One section: no space follows its dot; then a key, then one of its values.
     terminal.type("algorithm.adv\t", r"algorithm\.adv_estimator=$")
     terminal.type("rl\t", r"rloo $")

@@ -18,7 +18,7 @@ def compute_advantages(inputs: AdvantageInputs, options: AdvantageOptions, floor
     score_b = masked_sum(inputs.rewards_bt, inputs.mask_bt, dim=-1)
     has_tokens_b = inputs.mask_bt.any(dim=1)  # a row without any was left out (algorithm.truncated=mask)
     advantage_b = torch.zeros_like(score_b)
-    for group in group_ids_b.unique():
+    for group in torch.unique(group_ids_b):
         rows_b = (group_ids_b == group) & has_tokens_b
         if rows_b.any():
             centred = score_b[rows_b] - score_b[rows_b].quantile(0.5)

@@ -211,7 +211,7 @@ def test_replicas_that_are_updated_by_the_trainer(start: Start, built_in_model: 
     check_validation(done, prompts=16)
     check_versions(done, [0, 1, 1])
     check_model(done, built_in_model)
-    # Of four scores 0 or 1: the distance from their median, in units of the mean distance, which is 1/2 at least.
+    # Of four scores 0 or 1: the distance from their median in units of the mean distance, at least 1/2.
     found = {row[f"critic/advantages/{edge}"] for row in done.steps for edge in ("min", "max")}
     assert found <= {-2.0, -1.0, 0.0, 1.0, 2.0}
 

@@ -64,6 +64,17 @@ def anchors(page: str) -> set[str]:
     return made
 
 
+def empty_sections(page: str) -> list[str]:
+    """Titles that nothing stands below, not even a section of their own."""
+    lines = [line for line in _FENCED.sub("code", page).splitlines() if line.strip()]
+    levels = [len(line) - len(line.lstrip("#")) if re.match(r"#{1,6} ", line) else 0 for line in lines]
+    return [
+        line.lstrip("# ")
+        for line, level, after in zip(lines, levels, [*levels[1:], 1], strict=True)
+        if level and 0 < after <= level
+    ]
+
+
 def commands(page: str) -> Iterator[str]:
     """Command lines of the page's indented code, continued lines joined, comments taken away."""
     for block in blocks(page):

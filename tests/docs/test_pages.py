@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from neoproto.config import CONFIG_NAMES, RunConfig
 from neoproto.config.refused import refused_key
 from neoproto.run.completion import SHORT_KEYS, shipped_groups
-from tests.docs.pages import PAGES, ROOT, anchors, commands, links, prose
+from tests.docs.pages import PAGES, ROOT, anchors, commands, empty_sections, links, prose
 
 OF_OTHERS = {"docs/coming-from-verl.md"}
 """Names options of verl's, too."""
@@ -47,6 +47,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not inside or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
             broken.append(link)
     assert broken == []
+
+
+@each_page
+def test_every_section_says_something(page: Path) -> None:
+    assert empty_sections(page.read_text(encoding="utf-8")) == []
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -152,3 +157,10 @@ def test_a_wrong_word_would_be_found() -> None:
 def test_anchors_are_githubs() -> None:
     text = "# A run, what `it` does\n## A\n## A\n```\n# no heading\n```\n"
     assert anchors(text) == {"a-run-what-it-does", "a", "a-1"}
+
+
+def test_a_section_without_text_would_be_found() -> None:
+    assert empty_sections("# A\n\n## B\n\n    code\n## C\n```\n# no heading\n```\n## D\n\n# E\n\n") == [
+        "D",
+        "E",
+    ]

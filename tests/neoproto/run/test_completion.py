@@ -181,7 +181,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_a_real_bash_completes(terminal: Terminal, tmp_path: Path) -> None:
-    (tmp_path / "questions.jsonl").touch()
+    (tmp_path / "samples.jsonl").touch()
     run = "python -m neoproto.run "
     terminal.type(f"{run}--config-n\t", r"--config-name $")
     terminal.type("grpo_mon\t", r"grpo_monarch $")
@@ -191,7 +191,7 @@ def test_a_real_bash_completes(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("trainer.mode=\t\t", r"(?s)decoupled_async\s+separate_async\s+sync\b")
     terminal.clear()
     # What is a file is completed as one, also behind the equals sign; other commands go on as they were.
-    terminal.type(f"{run}data.train_files=ques\t", r"data\.train_files=questions\.jsonl $")
+    terminal.type(f"{run}data.train_files=samp\t", r"data\.train_files=samples\.jsonl $")
     terminal.clear()
-    terminal.type("python ques\t", r"python questions\.jsonl $")
+    terminal.type("python samp\t", r"python samples\.jsonl $")
     terminal.clear()

@@ -34,7 +34,7 @@ _neoproto_complete() {
     COMPREPLY=()
     if [[ $line =~ $ours ]]; then
         local IFS=$'\\n'
-        COMPREPLY=($(COMP_LINE=$line COMP_WORDBREAKS=$COMP_WORDBREAKS "${BASH_REMATCH[2]}" \\
+        COMPREPLY=($(COMP_LINE=$line COMP_WORDBREAKS=$COMP_WORDBREAKS "${BASH_REMATCH[2]/#\\~/$HOME}" \\
             -m neoproto.run --shell-completion query=bash 2>/dev/null))
         if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=.] ]]; then compopt -o nospace; fi
     elif [[ -n ${_neoproto_before-} ]]; then

@@ -41,8 +41,9 @@ _neoproto_complete() {
         "$_neoproto_before" "$@"
     fi
 }
-_neoproto_before=$(complete -p python 2>/dev/null | sed -n 's/.*-F \\([^ ]*\\) .*/\\1/p')
-if [[ $_neoproto_before == _neoproto_complete ]]; then unset _neoproto_before; fi
+_neoproto_found=$(complete -p python 2>/dev/null | sed -n 's/.*-F \\([^ ]*\\) .*/\\1/p')
+if [[ $_neoproto_found != _neoproto_complete ]]; then _neoproto_before=$_neoproto_found; fi
+unset _neoproto_found
 complete -o bashdefault -o default -F _neoproto_complete python python3
 """
 """Completes `python -m neoproto.run` and `… neoproto.eval`. What else is typed after `python` is completed as

@@ -123,6 +123,10 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout.split("\n") == ["weights.transport=", "[]", ""]
 
 
+BEFORE = "_mine() { if [[ $2 == my* ]]; then COMPREPLY=(my_own_word); fi; }"
+"""How `python` was completed before."""
+
+
 class Terminal:
     """A bash that thinks a person types."""
 
@@ -194,4 +198,6 @@ def test_a_real_bash_completes(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type(f"{run}data.train_files=samp\t", r"data\.train_files=samples\.jsonl $")
     terminal.clear()
     terminal.type("python samp\t", r"python samples\.jsonl $")
+    terminal.clear()
+    terminal.type("python my\t", r"python my_own_word $")
     terminal.clear()

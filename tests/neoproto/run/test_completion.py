@@ -152,9 +152,9 @@ class Terminal:
         os.close(theirs)
         self._seen = ""
         self.type("bind 'set enable-bracketed-paste off'; bind 'set bell-style none'\n", "ready> $")
-        self.type(
-            'eval "$(python -m neoproto.run --shell-completion install=bash)"; echo done.\n', r"\ndone\."
-        )
+        self.type(f"{BEFORE}; complete -F _mine python; echo done.\n", r"\ndone\.")
+        install = 'eval "$(python -m neoproto.run --shell-completion install=bash)"'
+        self.type(f"{install}; {install}; echo done.\n", r"\ndone\.")
 
     def type(self, keys: str, until: str, seconds: float = 60.0) -> str:
         """Type, and return what appears, once the pattern is in it."""

@@ -16,8 +16,8 @@ from neoproto.config.refused import refused_key
 from neoproto.run.completion import SHORT_KEYS, shipped_groups
 from tests.docs.pages import PAGES, ROOT, anchors, commands, empty_sections, links, prose
 
-OF_OTHERS = {"docs/coming-from-verl.md"}
-"""Names options of verl's, too."""
+OF_OTHERS = {"docs/coming-from-verl.md", "docs/notebooks.md"}
+"""Pages whose text names options of verl's, or variables that are called like sections."""
 OWN_CONFIGS = {"my_ppo", "words", "config"}
 """Names of configurations that the reader makes, or a run has made."""
 FREE_OPTIONS = ("--help", "--cfg", "--config-name", "-cn", "--config-dir", "-cd", "--shell-completion")
@@ -136,7 +136,7 @@ def section_in(kind: Any) -> type[BaseModel] | None:
 @each_page
 def test_options_in_the_text_exist(page: Path) -> None:
     if name_of(page) in OF_OTHERS:
-        pytest.skip("it names options of verl's")
+        pytest.skip("it names other things, too")
     wrong = []
     for words in re.findall(r"`([^`\n]+)`", prose(page.read_text(encoding="utf-8"))):
         for path in re.findall(rf"(?<![\w./-])((?:{SECTIONS})(?:\.\w+)+)(?![\w/(-])", words):

@@ -23,6 +23,7 @@ OWN_CONFIGS = {"my_ppo", "words", "config"}
 FREE_OPTIONS = ("--help", "--cfg", "--config-name", "-cn", "--config-dir", "-cd", "--shell-completion")
 ARRIVING = {"docs/smollm2.md", "docs/notebooks.md"}
 """Pages that may be linked to before they are there."""
+FOLDERS = "neoproto|meshes|actors|configs|scripts|tests|docs|requirements"
 SECTIONS = "|".join(RunConfig.model_fields)
 OPEN = ("runtime.env_vars", "rollout.env", "data.task.options", "custom_advantage_function.options")
 
@@ -47,6 +48,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not inside or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
             broken.append(link)
     assert broken == []
+
+
+@each_page
+def test_files_of_the_repository_exist(page: Path) -> None:
+    text, missing = page.read_text(encoding="utf-8"), []
+    for path in re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./*-]*\w)(?![\w{{…])", text):
+        if path not in ARRIVING and not [*ROOT.glob(path), *ROOT.glob(f"{path}.py")]:
+            missing.append(path)
+    assert missing == []
 
 
 @each_page

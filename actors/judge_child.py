@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.judge_pool import Failure, JudgeSpec, Question, Verdict, read_frame, write_frame
-from actors.reward_function import NotAScore, error_place, load_reward_function, to_score
+from actors.reward_function import NotAScore, load_reward_function, to_score
 from actors.rewards import RowError, Score, reasoning_gym_score
+from neoproto.data.user_code import error_place
 from neoproto.errors import ConfigError
 
 _MATH_LIMIT_S = 3

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from actors.judge_pool import Failure, JudgeKind, JudgePool, JudgeSpec, Question, Verdict
-from actors.reward_function import NotAScore, error_place, is_async, load_reward_function, to_score
+from actors.reward_function import NotAScore, is_async, load_reward_function, to_score
 from actors.rewards import AUTO, RowError, Score, choose_built_in, exact_match, last_number
 from actors.spread import SPREAD
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
+from neoproto.data.user_code import error_place
 from neoproto.errors import ConfigError, RewardError
 from neoproto.runtime import Dispatch, Worker, register
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 import numbers
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from actors.rewards import Score
-from neoproto.data.paths import user_path
-from neoproto.errors import ConfigError
+from neoproto.data.user_code import load_function
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _FIELD = "reward.custom_reward_function"
@@ -35,31 +31,7 @@ def load_reward_function(path: str | Path, name: str = "compute_score") -> Calla
         ConfigError: the file is missing or cannot be imported (with the line and the original error), has no
             such name, or that is not callable with these arguments.
     """
-    file = user_path(path, field=f"{_FIELD}.path").resolve()
-    if not file.is_file():
-        raise ConfigError(f"{_FIELD}.path: no such file: {file}")
-    module = _imported(file)
-    if not hasattr(module, name):
-        there = [
-            key
-            for key, value in vars(module).items()
-            if inspect.isfunction(value) and not key.startswith("_")
-        ]
-        raise ConfigError(
-            f"{_FIELD}.name: {file} has no {name!r}; its functions: {', '.join(there) or 'none'}"
-        )
-    function = getattr(module, name)
-    if not callable(function):
-        raise ConfigError(f"{_FIELD}.name: {name!r} in {file} is not callable, it is {function!r}")
-    signature = inspect.signature(function)
-    try:
-        signature.bind(**dict.fromkeys(ARGUMENTS))
-    except TypeError as error:
-        raise ConfigError(
-            f"{_FIELD}.name: {name}{signature} in {file} cannot be called as {name}({', '.join(ARGUMENTS)}): "
-            f"{error}"
-        ) from error
-    return function  # type: ignore[no-any-return]
+    return load_function(path, name, field=_FIELD, keywords=ARGUMENTS)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -87,33 +59,6 @@ def to_score(returned: Any) -> Score:
     acc = _number(returned["acc"], "it returned acc =") if "acc" in returned else score
     extra = {str(key): value for key, value in returned.items() if key not in ("score", "acc")}
     return Score(score=score, acc=acc, extra=extra)
-
-
-def error_place(error: BaseException, file: str | Path) -> str:
-    """ "line 7: ZeroDivisionError: division by zero", the line being the innermost one in `file`."""
-    what = (str(error).strip().splitlines() or [""])[0]
-    text = f"{type(error).__name__}: {what}" if what else type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename == str(file):
-        return f"line {error.lineno}: {type(error).__name__}: {error.msg}"
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
-    ]
-    return f"line {lines[-1]}: {text}" if lines else text
-
-
-def _imported(file: Path) -> Any:
-    module_name = f"neoproto_reward_{file.stem}_{abs(hash(str(file))):x}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{_FIELD}.path: {file} is not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
-        raise ConfigError(f"{_FIELD}.path: {file} cannot be imported: {error_place(error, file)}") from error
-    return module
 
 
 def _number(value: Any, what: str) -> float:

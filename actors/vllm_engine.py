@@ -174,6 +174,9 @@ def engine_args(options: EngineOptions) -> EngineArgs:
         sizes["gpu_memory_utilization"] = options.gpu_memory_utilization
     if on_cpu:
         sizes["block_size"] = _KV_BLOCK
+        # No prompt is cut in two: of such a one vLLM 0.32 draws a token too early, and takes it back by the
+        # offset of the request's generator, which a CPU's does not have. The engine would end.
+        sizes["enable_chunked_prefill"] = False
     return EngineArgs(
         model=str(options.model),
         skip_tokenizer_init=True,

@@ -178,6 +178,10 @@ class RewardError(NeoProtoError):
     """A reward function raised, or returned something that is not a score; names the sample."""
 
 
+class AdvantageError(NeoProtoError):
+    """An advantage estimator of the user's raised, or returned something that is no estimate."""
+
+
 class RolloutError(NeoProtoError):
     """The generation engine failed or returned something that breaks its contract."""
 

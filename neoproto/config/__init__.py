@@ -3,7 +3,13 @@
 Nothing below imports torch, Monarch, vLLM or transformers.
 """
 
-from neoproto.config.algorithm import AlgorithmConfig, KlCtrlConfig, RewardConfig, RewardFunctionConfig
+from neoproto.config.algorithm import (
+    AdvantageFunctionConfig,
+    AlgorithmConfig,
+    KlCtrlConfig,
+    RewardConfig,
+    RewardFunctionConfig,
+)
 from neoproto.config.critic import CriticConfig, CriticModelConfig
 from neoproto.config.data import DataConfig, TaskConfig
 from neoproto.config.load import load_config, load_runtime
@@ -39,6 +45,7 @@ __all__ = [
     "CONFIG_NAMES",
     "CONFIG_SEARCH_PATH",
     "ActorConfig",
+    "AdvantageFunctionConfig",
     "AlgorithmConfig",
     "ClusterConfig",
     "CriticConfig",

@@ -46,11 +46,25 @@ class RolloutCorrectionConfig(Section):
     rollout_is=null, as the ratio is the correction then."""
 
 
+class AdvantageFunctionConfig(Section):
+    """An advantage estimator of the user's, for `adv_estimator=custom`."""
+
+    path: str | None = None
+    """Python file."""
+    name: Annotated[str, Field(min_length=1)] = "compute_advantages"
+    """The function in it: of the batch and the estimators' options, as the built-in ones."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the function, handed over as they are."""
+
+
 class AlgorithmConfig(Section):
     """Advantages and rewards."""
 
-    adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus"] = "gae"
-    """gae needs a critic; grpo and rloo compare the `rollout.n` samples of one prompt."""
+    adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus", "custom"] = "gae"
+    """gae needs a critic; grpo and rloo compare the `rollout.n` samples of one prompt; custom = a function of
+    yours, `custom_advantage_function`, with a critic if `critic.enable` is true."""
+    custom_advantage_function: AdvantageFunctionConfig = AdvantageFunctionConfig()
+    """Used with adv_estimator=custom."""
     gamma: Fraction = 1.0
     """Discount per token."""
     lam: Fraction = 1.0
@@ -61,7 +75,8 @@ class AlgorithmConfig(Section):
     """gae, reinforce_plus_plus: shift and scale the batch's advantages to mean 0 and deviation 1."""
     truncated: Literal["bootstrap", "zero", "mask"] = "zero"
     """A response cut at the length limit: bootstrap = its future is worth what the critic says of the state
-    after the last token (gae only); zero = it is worth nothing; mask = the row is left out of every loss."""
+    after the last token (with a critic only); zero = it is worth nothing; mask = the row is left out of every
+    loss."""
     use_kl_in_reward: bool = False
     """Subtract a KL penalty to the reference model from each token's reward."""
     kl_penalty: Annotated[Literal["k1", "k2", "k3", "abs"], BeforeValidator(kl_name)] = "k1"

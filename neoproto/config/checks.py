@@ -38,6 +38,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         *_mini_batches(config),
         *_ranks(config),
         *_algorithm(config),
+        *_own_estimator(config),
         *_correction(config),
         *_clipping(config),
         *_reward(config),
@@ -214,12 +215,15 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             f"{ROLLOUT}.n",
             by_estimator,
         )
-    if algorithm.truncated == "bootstrap" and estimator != "gae":
+    if algorithm.truncated == "bootstrap" and not config.uses_critic:
+        critic = (
+            "a critic (critic.enable=true)" if estimator == "custom" else f"the critic of {by_estimator}=gae"
+        )
         yield _problem(
-            f"algorithm.truncated: got 'bootstrap', which needs the critic of {by_estimator}=gae "
-            f"(got {estimator})",
+            f"algorithm.truncated: got 'bootstrap', which needs {critic} (got {estimator})",
             "algorithm.truncated",
             by_estimator,
+            "critic.enable",
         )
     kl, samples = algorithm.kl_ctrl, config.data.train_batch_size * n
     if algorithm.use_kl_in_reward and kl.type == "adaptive" and samples >= 5 * kl.horizon:
@@ -236,6 +240,25 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             f"critic.enable: got {str(enable).lower()}, but {by_estimator}={estimator} {wants}; set null",
             "critic.enable",
             by_estimator,
+        )
+
+
+def _own_estimator(config: RunConfig) -> Iterator[Problem]:
+    """A file is needed where its function is to be used, and would be passed over elsewhere."""
+    algorithm, path = config.algorithm, "algorithm.custom_advantage_function.path"
+    estimator, found = algorithm.adv_estimator, algorithm.custom_advantage_function.path
+    if estimator == "custom" and not found:
+        yield _problem(
+            f"{path}: got {found!r}, but algorithm.adv_estimator=custom needs a Python file",
+            path,
+            "algorithm.adv_estimator",
+        )
+    if estimator != "custom" and found is not None:
+        yield _problem(
+            f"{path}: got {found!r} with algorithm.adv_estimator={estimator}, which does not look at it; "
+            "set algorithm.adv_estimator=custom",
+            path,
+            "algorithm.adv_estimator",
         )
 
 

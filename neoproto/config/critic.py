@@ -18,7 +18,8 @@ class CriticConfig(Section):
     """Training of the critic. Units as for the policy."""
 
     enable: bool | None = None
-    """null = exactly when `algorithm.adv_estimator` is gae; anything that contradicts it is refused."""
+    """null = exactly when `algorithm.adv_estimator` is gae; anything that contradicts it is refused. With an
+    estimator of your own (custom): true trains one, whose values the estimator gets."""
     model: CriticModelConfig = CriticModelConfig()
     """Where it starts from."""
     ppo_mini_batch_size: Count = 16

@@ -48,7 +48,8 @@ class RunConfig(RuntimeRoot):
     @property
     def uses_critic(self) -> bool:
         """Whether a value model is trained."""
-        return self.algorithm.adv_estimator == "gae"
+        estimator = self.algorithm.adv_estimator
+        return estimator == "gae" or (estimator == "custom" and self.critic.enable is True)
 
     @property
     def is_async(self) -> bool:

@@ -83,7 +83,8 @@ def load_tokenizer(path: str | Path, *, field: str = "actor_rollout_ref.model.pa
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # Said outright: otherwise a folder with code of its own makes transformers ask at the terminal.
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the files are the user's, and `tokenizers` raises bare Exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{field}: the tokenizer in {folder} cannot be loaded: {reason}") from error

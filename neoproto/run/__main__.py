@@ -1,11 +1,6 @@
 """`python -m neoproto.run`."""
 
-import sys
-
-from neoproto.run.process import leave, open_standard_streams
+from neoproto.run.process import run_command
 
 if __name__ == "__main__":
-    open_standard_streams()
-    from neoproto.run.cli import main
-
-    leave(main(sys.argv[1:]))
+    run_command()

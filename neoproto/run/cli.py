@@ -11,12 +11,16 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neoproto.config import CONFIG_NAMES
 from neoproto.errors import ConfigError, NeoProtoError, StackError, first_line
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import Terminated
 from neoproto.stack import check_stack
+
+if TYPE_CHECKING:
+    from neoproto.run.trainers import Loop
 
 EPILOG = f"""\
 shipped configurations: {", ".join(CONFIG_NAMES)}
@@ -52,16 +56,25 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
     arguments.add_argument("--cfg", choices=["job"], help="print the composed configuration and stop")
+    # Answered before this parser is built, see `run_command`; here for --help.
+    arguments.add_argument(
+        "--shell-completion",
+        metavar="install=bash",
+        help='print what makes the tab key complete options: eval "$(… --shell-completion install=bash)"',
+    )
     arguments.add_argument(
         "overrides", nargs="*", metavar="key=value", help="values to change, as Hydra reads them"
     )
     return arguments
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
-    options = parser().parse_intermixed_args(argv)
-    return guarded(lambda: execute(options))
+def main(argv: Sequence[str], own_loop: Loop | None = None) -> int:
+    """Run the command, with a trainer loop of the caller's if there is one; returns the exit code."""
+    command = parser()
+    options = command.parse_intermixed_args(argv)
+    if options.shell_completion is not None:
+        command.error("--shell-completion install=bash is a command of its own")
+    return guarded(lambda: execute(options, own_loop))
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -86,7 +99,7 @@ def guarded(command: Callable[[], int]) -> int:
         return complain(f"error: {type(error).__name__}: {first_line(error)}{log_hint()}", 1)
 
 
-def execute(options: argparse.Namespace) -> int:
+def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
     """What the options ask for, errors not yet turned into lines."""
     from neoproto.run.compose import compose
 
@@ -105,7 +118,7 @@ def execute(options: argparse.Namespace) -> int:
     if config.dry_run:
         dry_run(config)
     else:
-        run(config)
+        run(config, own_loop=own_loop)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Everything that can be wrong with a run's input is found here, before a worker process exists.
 
-configuration ─> stack ─> reward function ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
+configuration ─> stack ─> your functions ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from neoproto.data.prompts import (
     read_rows,
     rows_from_dicts,
 )
+from neoproto.trainer.estimators import check_estimator
 
 Stage = Callable[[str], AbstractContextManager[None]]
 
@@ -74,6 +75,7 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         ConfigError: an input is wrong; names the field, file or line.
     """
     check_reward_function(config)
+    check_estimator(config)
     with stage("reading prompts"):
         rows = load_rows(config)
     if config.reward.custom_reward_function.path is None:

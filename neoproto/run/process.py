@@ -7,10 +7,29 @@ import contextlib
 import os
 import sys
 import threading
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from neoproto.run.trainers import Loop
 
 LAST_WORDS_S = 20.0
 """What packages want to do at the end of a process (upload what is left, say) may take so long."""
+
+
+def run_command(own_loop: Loop | None = None) -> NoReturn:
+    """`python -m neoproto.run` with this process's arguments, and then the end of the process.
+
+    Args:
+        own_loop: a trainer loop of the caller's, in place of the one that `trainer.mode` names.
+    """
+    open_standard_streams()
+    if len(sys.argv) == 3 and sys.argv[1] == "--shell-completion":
+        from neoproto.run.completion import main as complete  # asked at every key: nothing else is imported
+
+        leave(complete(sys.argv[2]))
+    from neoproto.run.cli import main  # late: what it imports may open files
+
+    leave(main(sys.argv[1:], own_loop))
 
 
 def open_standard_streams() -> None:

@@ -32,7 +32,7 @@ from neoproto.run.restarts import Restarts
 from neoproto.run.rollout import start_replica, supervised
 from neoproto.run.starting import Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.tracing import tracing, worker_environment
-from neoproto.run.trainers import train
+from neoproto.run.trainers import Loop, train
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.losses import Loss
 from neoproto.runtime.placement import Placement
@@ -50,8 +50,13 @@ from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker,
 log = logging.getLogger("neoproto.run")
 
 
-def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult | None:
+def run(
+    config: RunConfig, console: RunConsole | None = None, own_loop: Loop | None = None
+) -> TrainingResult | None:
     """Train as `config` says.
+
+    Args:
+        own_loop: takes the place of the loop that `trainer.mode` names.
 
     Returns:
         What the run came down to; None if the folder's run is complete and nothing was done.
@@ -76,7 +81,7 @@ def run(config: RunConfig, console: RunConsole | None = None) -> TrainingResult 
         for note in prepared.notes:
             console.say(f"note: {note}")
         with tracing(config, folder, console.say), open_services(config, folder, console.say) as services:
-            session = RunSession(prepared, placement, folder, console, starts, services)
+            session = RunSession(prepared, placement, folder, console, starts, services, own_loop)
             return Restarts(config, starts.newest, console.say).run(session.train)
 
 
@@ -142,9 +147,11 @@ class RunSession:
         console: RunConsole,
         starts: Starts,
         services: Tracker,
+        own_loop: Loop | None = None,
     ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
         self._config, self._starts, self._services = prepared.config, starts, services
+        self._own_loop = own_loop
         # Made before anything is started: options that contradict each other are refused here.
         self._recipes = recipes(prepared, placement)
 
@@ -183,7 +190,7 @@ class RunSession:
             with Trackers(*self._trackers(start)) as trackers, console.steps(self._prepared.total_steps):
                 loss = runtime.watch_losses([group.name for group in groups.values()])
                 parts = self._parts(workers, trackers, replicas, start)
-                result = train(parts, replicas, supervisor, loss)
+                result = train(parts, replicas, supervisor, loss, self._own_loop)
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
                 self._save(workers, model_dir)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from neoproto.runtime.losses import Loss
 from neoproto.trainer.asynchronous import AsyncTrainer
@@ -12,16 +14,27 @@ from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
 
+Loop = Callable[[TrainingParts], Coroutine[Any, Any, TrainingResult]]
+"""A loop of the user's own: trains up to `parts.total_steps`, from `parts.start`."""
 
-def train(parts: TrainingParts, replicas: ReplicaSet, supervisor: Supervisor, loss: Loss) -> TrainingResult:
-    """Run the loop of the configured mode to its end.
+
+def train(
+    parts: TrainingParts,
+    replicas: ReplicaSet,
+    supervisor: Supervisor,
+    loss: Loss,
+    own_loop: Loop | None = None,
+) -> TrainingResult:
+    """Run a loop to its end: the user's own, or that of the configured mode.
 
     Args:
         replicas: those of `parts.workers.rollout`.
         supervisor: of these replicas.
         loss: fails when a process dies that nobody replaces.
     """
-    if parts.config.trainer.mode == "sync":
+    if own_loop is not None:
+        training = own_loop(parts)
+    elif parts.config.trainer.mode == "sync":
         training = SyncTrainer(parts).run()
     else:
         training = AsyncTrainer(parts, replicas, replicas.replicas).run()

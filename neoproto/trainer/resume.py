@@ -107,6 +107,8 @@ def fixed_options(config: RunConfig) -> dict[str, Any]:
         "algorithm.adv_estimator": algorithm.adv_estimator,
         "algorithm.kl_ctrl.type": algorithm.kl_ctrl.type if algorithm.use_kl_in_reward else "none",
     }
+    if algorithm.adv_estimator == "custom":  # with the others it follows from the estimator
+        fixed["critic.enable"] = config.uses_critic
     if config.is_async:  # prompts and samples of the checkpoint are trained on together with new ones
         fixed |= {
             "data.train_batch_size": config.data.train_batch_size,

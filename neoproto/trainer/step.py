@@ -23,7 +23,6 @@ from torch import Tensor
 from neoproto.algorithms.advantages import (
     AdvantageInputs,
     AdvantageOptions,
-    compute_advantages,
     group_ids_from_uids,
 )
 from neoproto.algorithms.checks import require_finite
@@ -32,6 +31,7 @@ from neoproto.algorithms.rollout_correction import RolloutCorrection, importance
 from neoproto.config import RunConfig
 from neoproto.config.trainer import TimeoutsConfig
 from neoproto.data import DataProto
+from neoproto.trainer.estimators import Estimator, advantage_options, chosen_estimator
 from neoproto.trainer.metrics import batch_metrics, importance_metrics, logprob_difference
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
@@ -55,7 +55,7 @@ class StepSettings:
     """What a step needs of the configuration.
 
     Attributes:
-        estimator: one of `neoproto.algorithms.advantages.ADVANTAGE_KINDS`.
+        estimator: of advantages, a built-in or the user's.
         advantages: its options.
         truncated: what a response cut at the length limit is worth: `bootstrap`, `zero` or `mask`.
         kl: holds the coefficient of the KL penalty in the reward; None without one.
@@ -64,7 +64,7 @@ class StepSettings:
         timeouts: seconds per kind of call.
     """
 
-    estimator: str
+    estimator: Estimator
     advantages: AdvantageOptions
     truncated: str
     kl: KLController | None
@@ -76,13 +76,8 @@ class StepSettings:
     def from_config(cls, config: RunConfig) -> StepSettings:
         algorithm, correction = config.algorithm, config.algorithm.rollout_correction
         return cls(
-            estimator=algorithm.adv_estimator,
-            advantages=AdvantageOptions(
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                norm_by_std=algorithm.norm_adv_by_std_in_grpo,
-                whiten=algorithm.whiten_advantages,
-            ),
+            estimator=chosen_estimator(config),
+            advantages=advantage_options(config),
             truncated=algorithm.truncated,
             kl=kl_controller(config),
             kl_penalty=algorithm.kl_penalty,
@@ -181,6 +176,7 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
 
     Raises:
         NonFiniteLoss: an advantage or a weight is not finite.
+        AdvantageError: an estimator of the user's failed.
     """
     names = [
         *READ_COLUMNS,
@@ -200,7 +196,7 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
         truncated_b=truncated_b if settings.truncated == "bootstrap" else torch.zeros_like(truncated_b),
         group_ids_b=group_ids_from_uids(columns["uid"].tolist()),
     )
-    advantages_bt, returns_bt = compute_advantages(settings.estimator, inputs, settings.advantages)
+    advantages_bt, returns_bt = settings.estimator(inputs, settings.advantages)
     require_finite("advantages", advantages_bt)
     columns |= {"advantages": advantages_bt, "returns": returns_bt}
     weights, distance = rollout_weights(columns, settings.correction)

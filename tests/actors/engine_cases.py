@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import errno
 import os
 import sys
@@ -132,11 +133,12 @@ def start(folder: str, **changes: Any) -> Any:
 
 
 def case_sampling(folder: Path) -> None:
-    """Log-probs, seeds, end tokens, top-k, greedy, overlapping callers, loading, a load that breaks off."""
+    """Log-probs, seeds, end tokens, top-k, greedy, overlap, many tokens, loading, a load that breaks off."""
     model = make_model(folder)
     engine = start(str(folder))
     asyncio.run(check_log_probs(engine, model))
     asyncio.run(check_independence(engine))
+    asyncio.run(check_many_tokens_at_once(engine, model))
     asyncio.run(check_cut_distributions(engine, model))
     asyncio.run(check_loading(engine, model))
     engine.close()
@@ -169,6 +171,19 @@ async def check_independence(engine: Any) -> None:
     again = await engine.generate(requests(40, seed=1))
     assert [one.token_ids for one in again] != [one.token_ids for one in whole]
     assert len({one.token_ids for one in whole[:4]}) > 1
+
+
+async def check_many_tokens_at_once(engine: Any, model: Any) -> None:
+    """More prompt tokens than the engine takes in a step, 2,048, no multiple of the prompts' length."""
+    asked = [
+        dataclasses.replace(one, prompt_ids=(1, 3 + index % 45, 3 + index // 45, *range(4, 37)))
+        for index, one in enumerate(requests(64))
+    ]
+    assert sum(len(one.prompt_ids) for one in asked) == 64 * 36 > 2048
+    made = await engine.generate(asked)
+    assert worst_difference(model, made, 1.0) < 1e-4
+    few = [one for start in range(0, 64, 32) for one in await engine.generate(asked[start : start + 32])]
+    assert [one.token_ids for one in few] == [one.token_ids for one in made]
 
 
 async def check_cut_distributions(engine: Any, model: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.reward_function import error_place, is_async, load_reward_function, to_score
+from actors.reward_function import is_async, load_reward_function, to_score
 from neoproto.errors import ConfigError
 
 ARGUMENTS = "data_source, solution_str, ground_truth, extra_info"
@@ -102,15 +102,3 @@ def test_numbers_and_dictionaries_are_scores(returned: Any, score: float, acc: f
 def test_anything_else_is_refused(returned: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         to_score(returned)
-
-
-def test_an_error_is_placed_in_the_users_file(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        f"def compute_score({ARGUMENTS}):\n    return helper()\ndef helper():\n    return int('x')\n",
-    )
-    function = load_reward_function(path)
-    with pytest.raises(ValueError, match="invalid literal") as caught:
-        function(data_source=1, solution_str=2, ground_truth=3, extra_info=4)
-    assert error_place(caught.value, path).startswith("line 4: ValueError: invalid literal")
-    assert error_place(ValueError("elsewhere"), path) == "ValueError: elsewhere"

@@ -72,9 +72,11 @@ class Command:
         *words: str,
         within: Sequence[str] = (),
         folder: Path | None = None,
+        program: Sequence[str] = ("-m", "neoproto.run"),
     ) -> None:
         """Args:
         within: a program that replaces itself by the command, which is the rest of its arguments.
+        program: what Python runs; a script takes the same arguments.
         folder: the run folder, if it is not the one in `cwd`.
         """
         self.cwd = cwd
@@ -87,7 +89,7 @@ class Command:
         self._out, self._errors = cwd / "stdout", cwd / "stderr"
         with self._out.open("wb") as out, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "neoproto.run", *words, f"runtime.run_dir={self.folder}"],
+                [*within, sys.executable, *program, *words, f"runtime.run_dir={self.folder}"],
                 cwd=cwd,
                 env={**env, MARK: self._mark, "TMPDIR": str(self.tmp), "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,11 @@ def start(tmp_path: Path, cache: Path, user_env: dict[str, str]) -> Iterator[Sta
     """Starts runs in the test's folder, and ends whatever is left of them; `folder` is one that has a run."""
     commands: list[Command] = []
 
-    def make(*words: str, folder: Path | None = None) -> Command:
+    def make(*words: str, folder: Path | None = None, **more: Any) -> Command:
         cwd = tmp_path / f"run{len(commands)}"
         cwd.mkdir()
         env = user_env | {"NEOPROTO_CACHE": str(cache)}
-        commands.append(Command(cwd, env, *words, folder=folder))
+        commands.append(Command(cwd, env, *words, folder=folder, **more))
         return commands[-1]
 
     yield make

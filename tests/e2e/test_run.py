@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.command import BOUND_S, Command, Finished, Start
+from tests.e2e.command import BOUND_S, ROOT, Command, Finished, Start
 from tests.neoproto.run.inputs import json_lines, words
 
 pytestmark = pytest.mark.e2e
 
 SOURCE = "reasoning_gym/spell_backward"
+EXAMPLES = ROOT / "docs" / "examples"
 NUMBER = r"[-+]?[\d,]+(\.\d+)?"
 BORDER, ROW = r"[┏┡└├┗┣].*[┓┩┘┤┛┫]", r"[│┃].*[│┃]"
 TABLE = rf"({BORDER}|{ROW})"
@@ -194,12 +195,38 @@ def test_replicas_that_pull_weights_by_themselves(start: Start, built_in_model: 
 
 
 def test_replicas_that_are_updated_by_the_trainer(start: Start, built_in_model: Path) -> None:
-    command = start("--config-name", "grpo_monarch", "+smoke=tiny", "trainer.mode=separate_async")
+    """And an advantage estimator of the user's: the one of docs/extending.md."""
+    own = "algorithm.custom_advantage_function"
+    command = start(
+        "--config-name",
+        "grpo_monarch",
+        "+smoke=tiny",
+        "trainer.mode=separate_async",
+        "algorithm.adv_estimator=custom",
+        f"{own}.path={EXAMPLES}/median_baseline.py",
+        f"{own}.options.floor=0.5",
+    )
     done = check_clean_end(command)
     check_metrics(done, METRICS)
     check_validation(done, prompts=16)
     check_versions(done, [0, 1, 1])
     check_model(done, built_in_model)
+    # Of four scores 0 or 1: the distance from their median in units of the mean distance, at least 1/2.
+    found = {row[f"critic/advantages/{edge}"] for row in done.steps for edge in ("min", "max")}
+    assert found <= {-2.0, -1.0, 0.0, 1.0, 2.0}
+
+
+def test_a_trainer_loop_of_the_users(start: Start, built_in_model: Path) -> None:
+    """That of docs/extending.md: a script that is run like the command, and does all else as it does."""
+    command = start("--config-name", "grpo_monarch", "+smoke=tiny", program=[f"{EXAMPLES}/best_of_n.py"])
+    done = check_clean_end(command)
+    assert [row["training/global_step"] for row in done.steps] == [1, 2, 3]
+    for row in done.steps:
+        assert 0 <= row["best_of_n/chosen"] <= 1
+        assert row["critic/advantages/min"] == row["critic/advantages/max"] == 1.0
+    check_validation(done, prompts=16)
+    check_model(done, built_in_model)
+    assert (done.folder / "checkpoints" / "global_step_3" / "manifest.json").is_file()
 
 
 REWARD = '''\

@@ -1,4 +1,4 @@
-"""docs/runtime.md, run as a script: its classes live in `__main__`."""
+"""docs/runtime.md and a worker of docs/extending.md, run as scripts: their classes live in `__main__`."""
 
 from __future__ import annotations
 
@@ -38,3 +38,22 @@ def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     assert wait_until_clean(ended.stdout.split()[-1], None, 2.0) == []
+
+
+def test_the_worker_of_the_page_about_extending_runs(tmp_path: Path) -> None:
+    script = PAGE.parent / "examples" / "reward_model.py"
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.fullmatch(
+        r"loss 0\.\d+ on 2 ranks\n(1\.00|0\.9\d) of 101 held-out pairs in the right order\n", ended.stdout
+    )
+    (run,) = (tmp_path / "outputs" / "runtime").iterdir()
+    assert wait_until_clean(run.name.rpartition("-")[2], None, 2.0) == []

@@ -12,6 +12,7 @@ from neoproto.errors import ConfigError
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GRPO = {"algorithm.adv_estimator": "grpo", f"{R}.n": 4}
+OWN = {"algorithm.adv_estimator": "custom", "algorithm.custom_advantage_function.path": "a.py"}
 
 
 def build(values: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +139,18 @@ ASYNC = {"trainer.mode": "decoupled_async"}
             ["critic.enable: got false, but algorithm.adv_estimator=gae needs a critic"],
         ),
         (
+            {"algorithm.adv_estimator": "custom"},
+            ["algorithm.custom_advantage_function.path: got None, but algorithm.adv_estimator=custom needs"],
+        ),
+        (
+            {"algorithm.custom_advantage_function.path": "a.py"},
+            ["algorithm.custom_advantage_function.path: got 'a.py' with algorithm.adv_estimator=gae, which"],
+        ),
+        (
+            OWN | {"algorithm.truncated": "bootstrap"},
+            ["algorithm.truncated: got 'bootstrap', which needs a critic (critic.enable=true) (got custom)"],
+        ),
+        (
             {"algorithm.rollout_correction": {"rollout_is": "token", "bypass_mode": True}},
             [
                 "algorithm.rollout_correction.rollout_is: got 'token' with "
@@ -246,6 +259,12 @@ def test_what_does_not_go_together_is_refused(values: dict[str, Any], said: list
         (GRPO, ("actor", "rollout")),
         (GRPO | {"critic.enable": False}, ("actor", "rollout")),
         ({"algorithm.adv_estimator": "reinforce_plus_plus"}, ("actor", "rollout")),
+        (OWN, ("actor", "rollout")),
+        (OWN | {"critic.enable": False}, ("actor", "rollout")),
+        (
+            OWN | {"critic.enable": True, "algorithm.truncated": "bootstrap"},
+            ("actor", "rollout", "critic"),
+        ),
         (GRPO | {f"{A}.use_kl_loss": True}, ("actor", "rollout", "reference")),
         ({"algorithm.use_kl_in_reward": True}, ("actor", "rollout", "critic", "reference")),
         ({"topology": topology("critic", "actor", "rollout", "reward")}, ("actor", "rollout", "critic")),

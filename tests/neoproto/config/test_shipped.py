@@ -18,7 +18,12 @@ from neoproto.errors import ConfigError
 
 CONFIGS = Path(str(files("configs")))
 SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
-OPEN_MAPPINGS = ("runtime.env_vars", "actor_rollout_ref.rollout.env", "data.task.options")
+OPEN_MAPPINGS = (
+    "runtime.env_vars",
+    "actor_rollout_ref.rollout.env",
+    "data.task.options",
+    "algorithm.custom_advantage_function.options",
+)
 PLACES = {
     "model": "actor_rollout_ref.model",
     "actor": "actor_rollout_ref.actor",

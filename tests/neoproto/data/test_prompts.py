@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,24 @@ def test_a_broken_tokenizer_is_an_error_of_its_folder(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_tokenizer(folder)
+
+
+def test_code_in_a_folder_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask at the terminal, and run it on "y"."""
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "y")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "mine.py").write_text("open('was_run', 'w').close()\n")
+    own = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_tokenizer(tmp_path)
+    assert asked == []
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:

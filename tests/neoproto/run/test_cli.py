@@ -318,6 +318,41 @@ def test_a_reward_function_that_cannot_be_used(
     assert refused(capsys, *typed).startswith(f"{custom}.{said.format(path=path)}")
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, ".path: no such file: {path}"),
+        ("import numpyy\n", ".path: {path} cannot be imported: line 1: ModuleNotFound"),
+        ("def other(): ...\n", ".name: {path} has no 'compute_advantages'; its functions: other"),
+        (
+            "def compute_advantages(batch): ...\n",
+            ".name: compute_advantages(batch) in {path} cannot be called",
+        ),
+        (
+            "def compute_advantages(i, o): return i.rewards_bt.sum(1), i.rewards_bt\n",
+            ": compute_advantages in {path} should return advantages as a float tensor [2, 4], got",
+        ),
+    ],
+)
+def test_an_advantage_estimator_that_cannot_be_used(
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path, source: str | None, said: str
+) -> None:
+    path = tmp_path / "mine.py"
+    if source is not None:
+        path.write_text(source)
+    custom = "algorithm.custom_advantage_function"
+    typed = ["algorithm.adv_estimator=custom", "algorithm.truncated=zero", f"{custom}.path={path}"]
+    text = refused(capsys, *overrides(model, train_file, "actor_rollout_ref.rollout.n=1", *typed))
+    assert text.startswith(f"{custom}{said.format(path=path)}")
+
+
+def test_completion_is_a_command_of_its_own(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["dry_run=true", "--shell-completion", "install=bash"])
+    assert caught.value.code == 2
+    assert "--shell-completion install=bash is a command of its own" in capsys.readouterr().err
+
+
 def test_rows_that_no_built_in_reward_fits(capsys: Capture, tmp_path: Path, model: Path) -> None:
     strange = row(reward_model={"style": "model", "ground_truth": "x"})
     path = json_lines(tmp_path / "rows.jsonl", [*words(4), strange])

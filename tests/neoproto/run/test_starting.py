@@ -181,6 +181,14 @@ def test_another_algorithm_is_refused(tmp_path: Path) -> None:
         starts(other, tmp_path).next()
 
 
+def test_an_estimator_of_the_users_keeps_its_critic_or_none(tmp_path: Path) -> None:
+    own = {"adv_estimator": "custom", "custom_advantage_function": {"path": "a.py"}, "truncated": "zero"}
+    one = save(prepared(algorithm=own), tmp_path, 1)
+    assert starts(prepared(algorithm=own), tmp_path).next().step == 1
+    with pytest.raises(ConfigError, match=f"critic.enable: got True, but {one.path} was saved with False"):
+        starts(prepared(algorithm=own, critic={"enable": True}), tmp_path).next()
+
+
 def test_a_complete_run_is_complete_for_as_many_steps(tmp_path: Path) -> None:
     (tmp_path / "complete.json").write_text('{"steps": 8}')
     assert starts(prepared(), tmp_path).complete() == 8

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from neoproto.errors import StoreError
-from neoproto.run.trainers import no_loss
+from neoproto.run.trainers import no_loss, train
 from neoproto.runtime.losses import Loss
+from neoproto.trainer.record import TrainingParts, TrainingResult
+from neoproto.trainer.replicas import ReplicaSet
+from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.tasks import beside
 
 T = TypeVar("T")
@@ -37,3 +40,41 @@ def test_training_that_ends_leaves_the_watch_for_those_who_come_after() -> None:
     assert asyncio.run(with_watch(asyncio.sleep(0.05, "trained"), loss)) == "trained"
     assert not loss.cancelled()
     loss.set_exception(StoreError("died"))
+
+
+class Watch:
+    """The supervision of replicas, which only ends when it is cancelled."""
+
+    ended = False
+
+    async def run(self) -> None:
+        try:
+            await forever()
+        finally:
+            self.ended = True
+
+
+def test_a_loop_of_the_users_gets_the_parts_and_takes_the_place_of_ours() -> None:
+    parts, watch = cast(TrainingParts, object()), Watch()
+
+    async def mine(given: TrainingParts) -> TrainingResult:
+        assert given is parts
+        await asyncio.sleep(0.01)
+        return cast(TrainingResult, "trained")
+
+    replicas, supervisor = cast(ReplicaSet, None), cast(Supervisor, watch)
+    assert train(parts, replicas, supervisor, Loss(), mine) == "trained"
+    assert watch.ended
+
+
+def test_a_loss_ends_a_loop_of_the_users_too() -> None:
+    loss = Loss()
+
+    async def mine(_: TrainingParts) -> TrainingResult:
+        loss.set_exception(StoreError("died"))
+        await forever()
+        raise AssertionError
+
+    parts, supervisor = cast(TrainingParts, None), cast(Supervisor, Watch())
+    with pytest.raises(StoreError, match="died"):
+        train(parts, cast(ReplicaSet, None), supervisor, loss, mine)

@@ -270,7 +270,7 @@ def test_settings_carry_every_option_of_the_estimators() -> None:
         truncated="zero",
         kl_penalty="k3",
     )
-    assert (chosen.estimator, chosen.truncated, chosen.kl_penalty) == ("grpo", "zero", "k3")
+    assert (chosen.truncated, chosen.kl_penalty) == ("zero", "k3")
     options = chosen.advantages
     assert (options.gamma, options.lam, options.norm_by_std, options.whiten) == (0.5, 0.25, False, False)
 

@@ -1,0 +1,59 @@
+"""Functions out of files that a user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neoproto.data.user_code import error_place, load_function
+from neoproto.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.py"
+    path.write_text(text)
+    return path
+
+
+def test_it_is_called_as_the_user_wrote_it(tmp_path: Path) -> None:
+    path = write(tmp_path, "def f(a, b, *, c=0): return a + b + c\n")
+    function = load_function(path, "f", field="x.y", positional=("a", "b"), keywords=("c",))
+    assert function(1, 2, c=3) == 6
+
+
+def test_every_load_is_a_module_of_its_own(tmp_path: Path) -> None:
+    """So that trying a function leaves no trace in the one that is used."""
+    path = write(tmp_path, "seen = []\ndef f(a):\n    seen.append(a)\n    return len(seen)\n")
+    first, second = (load_function(path, "f", field="x", positional=("a",)) for _ in range(2))
+    assert (first(0), first(0), second(0)) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def g(): pass\n", r"^x\.y\.name: .*mine\.py has no 'f'; its functions: g$"),
+        ("def f(a): pass\n", r"^x\.y\.name: f\(a\) in .* cannot be called as f\(a, b, c\): too many"),
+        ("def f(a, b): pass\n", r"cannot be called as f\(a, b, c\): got an unexpected keyword argument 'c'"),
+        ("def f(a, b, c, d): pass\n", r"missing a required argument: 'd'"),
+        ("1 / 0\n", r"^x\.y\.path: .*mine\.py cannot be imported: line 1: ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=said):
+        load_function(path, "f", field="x.y", positional=("a", "b"), keywords=("c",))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.path: no such file: .*gone\.py$"):
+        load_function(tmp_path / "gone.py", "f", field="x")
+
+
+def test_an_error_is_placed_in_the_users_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "def f():\n    return helper()\ndef helper():\n    return int('x')\n")
+    function = load_function(path, "f", field="x")
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        function()
+    assert error_place(caught.value, path).startswith("line 4: ValueError: invalid literal")
+    assert error_place(ValueError("elsewhere"), path) == "ValueError: elsewhere"

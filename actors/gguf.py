@@ -23,6 +23,7 @@ from torch import Tensor
 __all__ = ["Gguf", "GgufError", "read_gguf"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _MAGIC = b"GGUF"
 _ALIGNMENT = 32
@@ -123,21 +124,22 @@ class _Kind:
 
     block: int
     size: int
-    decode: Callable[[Bytes], np.ndarray[Any, np.dtype[np.float32]]]
+    decode: Callable[[Bytes], Floats]
 
 
-def _half(blocks: Bytes, at: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _half(blocks: Bytes, at: int) -> Floats:
     """The float16 at a byte of each block, [blocks, 1] float32."""
     return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
 
-def _q4_1(blocks: Bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _q4_1(blocks: Bytes) -> Floats:
     low, high = blocks[:, 4:] & 15, blocks[:, 4:] >> 4
     return np.concatenate([low, high], axis=1).astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
 
 
-def _q8_0(blocks: Bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
+def _q8_0(blocks: Bytes) -> Floats:
+    values: Floats = blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
+    return values
 
 
 _KINDS = {

@@ -176,8 +176,8 @@ def step_lines(prepared: PreparedRun, placement: Placement) -> list[str]:
         f"mode {config.trainer.mode}: {prepared.total_steps} steps of {prompts} prompts x {n} samples",
         f"  generate {prompts * n} samples of up to {config.data.max_response_length} tokens on "
         f"{ranks['rollout']} replica(s), {policy.rollout.max_num_seqs} at a time on each",
-        f"  score; log-probs of the policy{'' if not config.uses_reference else ' and of the reference'}"
-        f"{'; values' if config.uses_critic else ''}; advantages ({config.algorithm.adv_estimator})",
+        f"  score; {_log_probs_of(config)}"
+        f"{'values; ' if config.uses_critic else ''}advantages ({config.algorithm.adv_estimator})",
         f"  update the policy {updates} time(s) on {ranks['actor']} rank(s)"
         + (f", the critic on {ranks['critic']} rank(s)" if config.uses_critic else ""),
         f"  publish weights as {config.rollout_dtype}"
@@ -185,9 +185,17 @@ def step_lines(prepared: PreparedRun, placement: Placement) -> list[str]:
     ]
     if prepared.validation is not None:
         every = config.trainer.test_freq
-        when = f"every {every} steps and at the end" if every > 0 else "at the end"
+        first = "before training, " if config.trainer.val_before_train else ""
+        when = f"{first}every {every} steps and at the end" if every > 0 else f"{first}at the end"
         lines.append(f"  validate on {len(prepared.validation)} prompts {when}")
     return lines
+
+
+def _log_probs_of(config: RunConfig) -> str:
+    """Whose log-probs are computed; with `bypass_mode` the policy's are rollout's own."""
+    whose = [] if config.algorithm.rollout_correction.bypass_mode else ["the policy"]
+    whose += ["the reference"] if config.uses_reference else []
+    return f"log-probs of {' and of '.join(whose)}; " if whose else ""
 
 
 def model_sizes(folder: Path) -> ModelSizes:

@@ -53,6 +53,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:
         raise AssertionError("a runtime was made")
 
     monkeypatch.setattr(Runtime, "from_config", refuse)
+    tmp_path.mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
     model = folder(tmp_path / "m")
     train = json_lines(tmp_path / "train.jsonl", words(40))
@@ -89,3 +90,17 @@ def test_memory_of_a_trained_model_is_shared_by_its_ranks() -> None:
     assert (row.processes, row.weights, row.training) == (2, 2000.0, 6000.0)
     assert row.activations == 4 * 100 * 8 * 2 * 16
     assert row.total == pytest.approx(2000 + 6000 + row.activations + plan.LIBRARIES["torch"])
+
+
+def test_log_probs_that_are_not_computed_are_not_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    kl = "actor_rollout_ref.actor.use_kl_loss=true"
+    for more, said in (
+        ((), "score; log-probs of the policy; values; advantages (gae)"),
+        ((kl,), "score; log-probs of the policy and of the reference; values; advantages (gae)"),
+        ((bypass,), "score; values; advantages (gae)"),
+        ((bypass, kl), "score; log-probs of the reference; values; advantages (gae)"),
+    ):
+        assert said in shown(tmp_path / str(len(said)), monkeypatch, *more)

@@ -134,12 +134,12 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 def _q4_1(blocks: Bytes) -> Floats:
     low, high = blocks[:, 4:] & 15, blocks[:, 4:] >> 4
-    return np.concatenate([low, high], axis=1).astype(np.float32) * _half(blocks, 0) + _half(blocks, 2)
+    quants: Floats = np.concatenate([low, high], axis=1).astype(np.float32)
+    return quants * _half(blocks, 0) + _half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> Floats:
-    values: Floats = blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
-    return values
+    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
 
 
 _KINDS = {

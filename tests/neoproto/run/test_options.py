@@ -233,3 +233,4 @@ def test_threads_are_in_the_environment_before_torch_is_imported() -> None:
     assert torch_env(3)["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in torch_env(None)
     assert torch_env(None)["HF_HUB_OFFLINE"] == "1"
+    assert torch_env(2)["OMP_WAIT_POLICY"] == "passive"

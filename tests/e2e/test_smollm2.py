@@ -42,7 +42,8 @@ def smollm2(cache: Path) -> Path:
 
 def test_two_steps_of_ppo(start: Start, smollm2: Path) -> None:
     """It trains, policy and vLLM agree on what was sampled, and what is saved is a whole model of its kind."""
-    command = start("--config-name", "ppo_smollm2", "+smoke=smollm2")
+    compared = "algorithm.rollout_correction.bypass_mode=false"
+    command = start("--config-name", "ppo_smollm2", "+smoke=smollm2", compared)
     done = command.wait()
     assert (done.code, done.errors) == (0, ""), done.out
     assert command.left() == []

@@ -26,10 +26,10 @@ LIBRARIES = {"torch": 0.45 * GIB, "vllm": 0.75 * GIB, "small": 0.2 * GIB}
 _ADAM_COPIES = 4
 """float32 weights, gradients and AdamW's two moments."""
 _KEPT_HIDDEN, _KEPT_INTERMEDIATE = 12, 4
-"""Numbers kept for the backward pass for each token and layer, about: so many for each unit of the residual stream,
-and for each of the feed-forward layers."""
+"""Numbers kept for the backward pass for each token and layer, about: so many for each unit of the residual
+stream, and for each of the feed-forward layers."""
 _KEPT_LOGITS = 5.0
-"""Arrays of the size of the logits at once: at the temperature, log-probs, their gradients, and what entropy needs."""
+"""Arrays of the logits' size at once: log-probs, gradients, and what the temperature and entropy need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,7 +41,7 @@ def smollm2(cache: Path) -> Path:
 
 
 def test_two_steps_of_ppo(start: Start, smollm2: Path) -> None:
-    """It trains, policy and vLLM agree on what was sampled, and what is saved is a whole model of its kind."""
+    """It trains, policy and vLLM agree on what was sampled, and a whole model of its kind is saved."""
     compared = "algorithm.rollout_correction.bypass_mode=false"
     command = start("--config-name", "ppo_smollm2", "+smoke=smollm2", compared)
     done = command.wait()

@@ -16,19 +16,16 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from actors.model_cache import cache_folder, ensure_folder, no_progress_bar
 from actors.tiny_tokenizer import build_tokenizer, shared_phrases
 from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
-from neoproto.data.paths import user_path
 from neoproto.data.tasks import load_task
 from neoproto.errors import ConfigError
 
@@ -103,8 +100,7 @@ def ensure_tiny_model(
 ) -> Path:
     """The folder of the model for these options and rows, made if the cache does not have it.
 
-    It is made beside its place and renamed into it, so a folder in the cache is always whole. Of two makers
-    at once the first wins, and both get the same folder.
+    Of two makers at once the first wins, and both get the same folder, see `ensure_folder`.
 
     Args:
         options: shape and warm start.
@@ -115,32 +111,10 @@ def ensure_tiny_model(
     Raises:
         ConfigError: rows that cannot be used (see `make_tiny_model`), or a cache that cannot be written.
     """
-    models = (cache_dir or cache_folder()) / "models"
-    folder = models / f"tiny-{model_key(options, train_rows)[:16]}"
-    if _is_whole(folder):
-        return folder
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".making-", dir=models, ignore_cleanup_errors=True
-        ) as scratch:
-            made = Path(scratch, "model")
-            make_tiny_model(made, options, train_rows, progress)
-            _move_into_place(made, folder, Path(scratch, "damaged"))
-    except OSError as error:
-        raise ConfigError(
-            f"the model cache {models} cannot be written ({error.strerror or error}); "
-            "set NEOPROTO_CACHE to another folder"
-        ) from error
-    return folder
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$NEOPROTO_CACHE`, or `$XDG_CACHE_HOME/neoproto`, or `~/.cache/neoproto`."""
-    if chosen := environment.get("NEOPROTO_CACHE"):
-        return user_path(chosen, field="NEOPROTO_CACHE")
-    base = environment.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "neoproto"
+    name = f"tiny-{model_key(options, train_rows)[:16]}"
+    return ensure_folder(
+        name, _FILES, lambda made: make_tiny_model(made, options, train_rows, progress), cache_dir
+    )
 
 
 def model_key(options: TinyModelOptions, train_rows: Sequence[Mapping[str, Any]]) -> str:
@@ -179,7 +153,7 @@ def make_tiny_model(
     with _reproducible(options):
         model = _new_model(options, tokenizer)
         end = warm_start(model, encoded, options, seed=options.seed, progress=progress)
-    with _no_progress_bar():
+    with no_progress_bar():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     record = {
@@ -218,20 +192,6 @@ def _new_model(options: TinyModelOptions, tokenizer: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Transformers draws one for a single file of two megabytes."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
 def _reproducible(options: TinyModelOptions) -> Iterator[None]:
     """Threads and the global generator are set, and afterwards are as they were."""
     threads = torch.get_num_threads()
@@ -242,22 +202,6 @@ def _reproducible(options: TinyModelOptions) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _is_whole(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _FILES)
-
-
-def _move_into_place(made: Path, folder: Path, aside: Path) -> None:
-    """Rename `made` to `folder`, unless another maker was first; a damaged folder there is put aside."""
-    if folder.exists() and not _is_whole(folder):
-        folder.rename(aside)
-    try:
-        made.rename(folder)
-    except OSError:
-        if not _is_whole(folder):
-            raise
-        shutil.rmtree(made)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -62,7 +62,7 @@ def main() -> int:
     run = [*project["dependencies"], *extras["cpu"], *lock["without_pins"], lock["cpu_torch"]]
     try:
         needed_to_run = closure(run, left_out)
-        needed_to_test = closure(extras["dev"], left_out)
+        needed_to_test = closure([*extras["dev"], *lock["dev_without_pins"]], left_out)
     except LookupError as error:
         print(f"lock: {error}", file=sys.stderr)
         return 1

@@ -35,7 +35,7 @@ from neoproto.config.topology import (
 )
 from neoproto.config.trainer import TimeoutsConfig, TrainerConfig, WeightsConfig
 
-CONFIG_NAMES = ("ppo_monarch", "grpo_monarch")
+CONFIG_NAMES = ("ppo_monarch", "grpo_monarch", "ppo_smollm2", "grpo_smollm2")
 """The shipped configurations, for `--config-name`."""
 
 CONFIG_SEARCH_PATH = "pkg://configs"

@@ -47,5 +47,7 @@ class DataConfig(Section):
     """Draw the prompts of each epoch in a new random order."""
     seed: int = 0
     """Seed of that order."""
+    system_prompt: str | None = None
+    """A system message before every prompt that does not begin with one of its own; null = none."""
     chat_template: Literal["auto", "plain"] = "auto"
     """auto = the tokenizer's own template (an error without one); plain = the messages' text, a line each."""

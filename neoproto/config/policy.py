@@ -47,9 +47,12 @@ class ModelConfig(Section):
     """Which model is trained."""
 
     path: str | None = None
-    """A Hugging Face folder with model and tokenizer; null = the built-in tiny model."""
+    """A Hugging Face folder with model and tokenizer; null = a built-in model."""
+    built_in: Literal["tiny", "smollm2"] = "tiny"
+    """Used when `path` is null. tiny = made on first use; smollm2 = SmolLM2-135M-Instruct, which
+    `scripts/make_smollm2` puts into the cache."""
     tiny: TinyModelConfig = TinyModelConfig()
-    """The built-in model's shape and warm start; used when `path` is null."""
+    """The tiny model's shape and warm start."""
     trust_remote_code: Literal[False] = False
     """Code that lies in a model folder is not run."""
 

@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from neoproto.errors import ConfigError
@@ -179,7 +180,7 @@ def _entries(dataset: Any, name: str, field: str) -> Iterator[dict[str, Any]]:
 def _row(
     name: str, split: str, index: int, entry: dict[str, Any], style: RewardStyle, field: str
 ) -> dict[str, Any]:
-    question, answer, metadata = entry["question"], entry["answer"], entry["metadata"]
+    question, answer, metadata = entry["question"], entry["answer"], _without_fractions(entry["metadata"])
     if style == "exact_match" and not isinstance(answer, str):
         raise ConfigError(f"{field}.name: {name} has no single right answer; judge it by its own scorer")
     try:
@@ -195,6 +196,15 @@ def _row(
             "index": index, "split": split, "question": question, "answer": answer, "metadata": metadata,
         },
     }  # fmt: skip
+
+
+def _without_fractions(value: Any) -> Any:
+    """Fractions as plain numbers, which rows can hold: a few word problems have some in their metadata."""
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else float(value)
+    if isinstance(value, Mapping):
+        return {key: _without_fractions(item) for key, item in value.items()}
+    return [_without_fractions(item) for item in value] if type(value) is list else value
 
 
 def _sentence(error: BaseException) -> str:

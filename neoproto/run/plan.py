@@ -25,8 +25,11 @@ LIBRARIES = {"torch": 0.45 * GIB, "vllm": 0.75 * GIB, "small": 0.2 * GIB}
 """Resident memory of a process that has only imported what it needs, on CPU."""
 _ADAM_COPIES = 4
 """float32 weights, gradients and AdamW's two moments."""
-_ACTIVATIONS_A_LAYER = 16
-"""Numbers kept for the backward pass for each token, layer and hidden unit, about."""
+_KEPT_HIDDEN, _KEPT_INTERMEDIATE = 12, 4
+"""Numbers kept for the backward pass for each token and layer, about: so many for each unit of the residual
+stream, and for each of the feed-forward layers."""
+_KEPT_LOGITS = 5.0
+"""Arrays of the logits' size at once: log-probs, gradients, and what the temperature and entropy need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,12 +38,13 @@ class ModelSizes:
 
     Attributes:
         parameters: numbers in the weight files; tied ones once.
-        hidden, layers, vocabulary: of the transformer.
+        hidden, intermediate, layers, vocabulary: of the transformer.
         kv_numbers: numbers that one token takes in the key/value cache.
     """
 
     parameters: int
     hidden: int
+    intermediate: int
     layers: int
     vocabulary: int
     kv_numbers: int
@@ -89,7 +93,7 @@ def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemo
     for model in placement.models:
         if model.worker == "actor":
             micro = policy.actor.ppo_micro_batch_size_per_gpu
-            logits = 3.0 * micro * config.data.max_response_length * sizes.vocabulary * 4
+            logits = _KEPT_LOGITS * micro * config.data.max_response_length * sizes.vocabulary * 4
             rows.append(_trained(model, sizes, micro * tokens, logits))
         elif model.worker == "critic":
             micro = config.critic.ppo_micro_batch_size_per_gpu
@@ -115,7 +119,8 @@ def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemo
 
 def _trained(model: ModelPlacement, sizes: ModelSizes, tokens: float, logits: float) -> ProcessMemory:
     weights = 4.0 * sizes.parameters / model.world_size
-    activations = 4.0 * tokens * sizes.hidden * sizes.layers * _ACTIVATIONS_A_LAYER + logits
+    kept = _KEPT_HIDDEN * sizes.hidden + _KEPT_INTERMEDIATE * sizes.intermediate
+    activations = 4.0 * tokens * sizes.layers * kept + logits
     return _row(
         model, weights=weights, training=(_ADAM_COPIES - 1) * weights, activations=activations, kind="torch"
     )
@@ -176,8 +181,8 @@ def step_lines(prepared: PreparedRun, placement: Placement) -> list[str]:
         f"mode {config.trainer.mode}: {prepared.total_steps} steps of {prompts} prompts x {n} samples",
         f"  generate {prompts * n} samples of up to {config.data.max_response_length} tokens on "
         f"{ranks['rollout']} replica(s), {policy.rollout.max_num_seqs} at a time on each",
-        f"  score; log-probs of the policy{'' if not config.uses_reference else ' and of the reference'}"
-        f"{'; values' if config.uses_critic else ''}; advantages ({config.algorithm.adv_estimator})",
+        f"  score; {_log_probs_of(config)}"
+        f"{'values; ' if config.uses_critic else ''}advantages ({config.algorithm.adv_estimator})",
         f"  update the policy {updates} time(s) on {ranks['actor']} rank(s)"
         + (f", the critic on {ranks['critic']} rank(s)" if config.uses_critic else ""),
         f"  publish weights as {config.rollout_dtype}"
@@ -185,9 +190,17 @@ def step_lines(prepared: PreparedRun, placement: Placement) -> list[str]:
     ]
     if prepared.validation is not None:
         every = config.trainer.test_freq
-        when = f"every {every} steps and at the end" if every > 0 else "at the end"
+        first = "before training, " if config.trainer.val_before_train else ""
+        when = f"{first}every {every} steps and at the end" if every > 0 else f"{first}at the end"
         lines.append(f"  validate on {len(prepared.validation)} prompts {when}")
     return lines
+
+
+def _log_probs_of(config: RunConfig) -> str:
+    """Whose log-probs are computed; with `bypass_mode` the policy's are rollout's own."""
+    whose = [] if config.algorithm.rollout_correction.bypass_mode else ["the policy"]
+    whose += ["the reference"] if config.uses_reference else []
+    return f"log-probs of {' and of '.join(whose)}; " if whose else ""
 
 
 def model_sizes(folder: Path) -> ModelSizes:
@@ -199,9 +212,11 @@ def model_sizes(folder: Path) -> ModelSizes:
     config = read_model_config(folder, field="actor_rollout_ref.model.path")
     heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 0
     layers = int(config.get("num_hidden_layers") or 0)
+    hidden = int(config.get("hidden_size") or 0)
     return ModelSizes(
         parameters=count_parameters(folder),
-        hidden=int(config.get("hidden_size") or 0),
+        hidden=hidden,
+        intermediate=int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
         layers=layers,
         vocabulary=int(config.get("vocab_size") or 0),
         kv_numbers=2 * layers * int(heads) * (head_dim(config) or 0),

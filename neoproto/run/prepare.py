@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,8 @@ def notes(
     )
     if data.train_files is None and len(rows.train) < data.task.size:
         yield f"{data.task.name} gave only {len(rows.train):,} of {data.task.size:,} training questions"
-    if data.train_files is not None and config.actor_rollout_ref.model.path is None:
+    model = config.actor_rollout_ref.model
+    if data.train_files is not None and model.path is None and model.built_in == "tiny":
         yield "actor_rollout_ref.model.path is null: the tiny model, warm-started on these files, is trained"
     yield from data_notes("training", train)
     if validation is not None:
@@ -161,10 +162,14 @@ def load_rows(config: RunConfig) -> Rows:
 
 
 def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
-    """The policy's folder: the user's, or the built-in model's, warm-started on the training rows."""
+    """The policy's folder: the user's, or a built-in model's; the tiny one is warm-started on these rows."""
     path = config.actor_rollout_ref.model.path
     if path is not None:
         return check_model_folder(path)
+    if config.actor_rollout_ref.model.built_in == "smollm2":
+        from actors.smollm2 import cached_smollm2
+
+        return cached_smollm2()
     from actors.tiny_model import TinyModelOptions, ensure_tiny_model
 
     tiny = config.actor_rollout_ref.model.tiny
@@ -178,7 +183,8 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
         max_steps=tiny.max_sft_steps,
     )
     layout = [
-        {"uid": row.uid, "prompt": row.messages, "reward_model": row.reward_model} for row in rows.train
+        {"uid": row.uid, "prompt": row.messages, "reward_model": row.reward_model}
+        for row in (with_system_prompt(row, config.data.system_prompt) for row in rows.train)
     ]
     with stage("preparing the built-in model (made once, then cached)"):
         return ensure_tiny_model(options, layout)
@@ -193,10 +199,18 @@ def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> EncodedPrompts:
-    """Tokenise rows as `data` says."""
+    """Tokenise rows as `data` says, the system prompt before them."""
     data = config.data
     template = PLAIN_TEMPLATE if data.chat_template == "plain" else None
-    return encode_prompts(rows, tokenizer, data.max_prompt_length, data.truncation, template)
+    asked = [with_system_prompt(row, data.system_prompt) for row in rows]
+    return encode_prompts(asked, tokenizer, data.max_prompt_length, data.truncation, template)
+
+
+def with_system_prompt(row: PromptRow, text: str | None) -> PromptRow:
+    """The row with this system message first, unless it begins with one or none is wanted."""
+    if text is None or row.messages[0]["role"] == "system":
+        return row
+    return replace(row, messages=({"role": "system", "content": text}, *row.messages))
 
 
 def data_notes(which: str, prompts: EncodedPrompts) -> tuple[str, ...]:

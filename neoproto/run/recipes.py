@@ -74,7 +74,8 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
 
 def torch_env(num_threads: int | None) -> dict[str, str]:
     """Environment of a worker that computes with torch: its threads, and no look at the network."""
-    env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Threads that spin while they wait take the cores of whoever works: policy and critic train at once.
+    env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
     return env if num_threads is None else env | {"OMP_NUM_THREADS": str(num_threads)}
 
 

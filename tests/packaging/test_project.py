@@ -34,7 +34,7 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
     ("lock", "lines"),
     [
         ("cpu", [*PROJECT["dependencies"], *EXTRAS["cpu"], *LOCK["without_pins"], LOCK["cpu_torch"]]),
-        ("dev", EXTRAS["dev"]),
+        ("dev", [*EXTRAS["dev"], *LOCK["dev_without_pins"]]),
     ],
 )
 def test_the_lock_has_what_the_project_asks_for(lock: str, lines: list[str]) -> None:
@@ -46,7 +46,7 @@ def test_the_lock_has_what_the_project_asks_for(lock: str, lines: list[str]) -> 
 
 
 def test_the_lock_leaves_out_what_it_says_and_pins_everything_once() -> None:
-    assert not set(LOCK["left_out"]) & set(locked("cpu"))
+    assert not set(LOCK["left_out"]) & (set(locked("cpu")) | set(locked("dev")))
     assert not set(locked("dev")) & set(locked("cpu"))
 
 

@@ -56,13 +56,13 @@ def selections() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def refused_together(name: str, overrides: tuple[str, ...]) -> bool:
     """Choices that belong to the other algorithm, and are refused for that."""
-    own = name.removesuffix("_monarch")
+    own = name.split("_")[0]
     return any(re.search(rf"topology=split_(?!{own})", override) for override in overrides)
 
 
 @pytest.mark.parametrize(("name", "overrides"), list(selections()))
 def test_it_composes_and_validates(name: str, overrides: tuple[str, ...]) -> None:
-    if overrides == ("algorithm=gae",) and name == "grpo_monarch":
+    if overrides == ("algorithm=gae",) and name.startswith("grpo"):
         overrides = (*overrides, "critic=default")
     if overrides == ("data=files",):
         overrides = (*overrides, "data.train_files=train.parquet")
@@ -113,11 +113,25 @@ def test_the_algorithms_differ_in_what_they_should(name: str, critic: bool, samp
     assert config.data.task.val_size >= 500
 
 
+@pytest.mark.parametrize("smoke", ["tiny", "smollm2"])
 @pytest.mark.parametrize("name", CONFIG_NAMES)
-def test_smoke_is_short(name: str) -> None:
-    config = load_config(composed(name, "+smoke=tiny"))
+def test_smoke_is_short(name: str, smoke: str) -> None:
+    config = load_config(composed(name, f"+smoke={smoke}"))
     assert config.trainer.total_training_steps is not None
     assert config.trainer.total_training_steps <= 5
+
+
+@pytest.mark.parametrize("data", ["chain_sum", "gsm_symbolic"])
+@pytest.mark.parametrize(("name", "critic"), [("ppo_smollm2", True), ("grpo_smollm2", False)])
+def test_a_real_model_is_asked_for_a_number(name: str, critic: bool, data: str) -> None:
+    config = load_config(composed(name, f"data={data}"))
+    assert config.actor_rollout_ref.model.path is None
+    assert config.actor_rollout_ref.model.built_in == "smollm2"
+    assert (config.uses_critic, config.reward.name) == (critic, "last_number")
+    assert config.data.task.name == data
+    assert config.data.system_prompt
+    assert config.trainer.total_training_steps is not None
+    assert config.trainer.total_training_steps >= 30
 
 
 def test_own_files_need_one_override() -> None:

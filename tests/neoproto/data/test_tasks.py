@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 
 from neoproto.data.rows import rows_from_dicts
-from neoproto.data.tasks import TaskRows, load_task
+from neoproto.data.tasks import TaskRows, _without_fractions, load_task
 from neoproto.errors import ConfigError
 
 WORDS = {"min_word_len": 3, "max_word_len": 4}
@@ -59,6 +60,17 @@ def test_the_tasks_own_scorer_takes_the_row_back(words: TaskRows) -> None:
     entry = words.train[0]["extra_info"]
     assert score(answer=entry["answer"], entry=entry) == 1.0
     assert score(answer="", entry=entry) == 0.0
+
+
+def test_word_problems_whose_metadata_have_fractions_can_be_kept() -> None:
+    rows = load_task("gsm_symbolic", 120, 0, {}, 0).train
+    assert json.loads(json.dumps(rows))[0]["extra_info"] == rows[0]["extra_info"]
+
+
+def test_fractions_become_numbers_wherever_they_are() -> None:
+    found = _without_fractions({"a": Fraction(4, 2), "b": [Fraction(1, 4), "x"], "c": (1, 2), "d": True})
+    assert found == {"a": 2, "b": [0.25, "x"], "c": (1, 2), "d": True}
+    assert type(found["a"]) is int
 
 
 def test_the_same_arguments_give_the_same_rows(words: TaskRows) -> None:

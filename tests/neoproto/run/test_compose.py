@@ -127,7 +127,7 @@ def test_a_relative_config_dir_is_taken_from_the_working_folder(folder: Path) ->
         (
             ["data=nope"],
             "--config-name ppo_monarch: In 'ppo_monarch': Could not find 'data/nope' "
-            "Available options in 'data': files; spell_backward",
+            "Available options in 'data': chain_sum; files; gsm_symbolic; spell_backward",
         ),
         (["+smoke=nope"], "--config-name ppo_monarch: In 'ppo_monarch': Could not find 'smoke/nope'"),
         (["smoke=tiny"], "--config-name ppo_monarch: Could not override 'smoke'. No match"),

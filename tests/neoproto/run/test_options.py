@@ -104,8 +104,8 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
 
 CONTROLLER = re.compile(
     r"dry_run|runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
-    r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed|chat_template)"
-    r"|actor_rollout_ref\.model\.(path|tiny\..+)|critic\.(enable|model\.path)"
+    r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed)"
+    r"|data\.(system_prompt|chat_template)|actor_rollout_ref\.model\.(path|built_in|tiny\..+)|critic\.(enable|model\.path)"
     rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env|n_gpus_per_node)"
     r"|weights\.registry_name"
     r"|trainer\.(?!seed$|timeouts\.update$|decoupled_async\.(min_version_lag|poll_interval)$).+"
@@ -233,3 +233,4 @@ def test_threads_are_in_the_environment_before_torch_is_imported() -> None:
     assert torch_env(3)["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in torch_env(None)
     assert torch_env(None)["HF_HUB_OFFLINE"] == "1"
+    assert torch_env(2)["OMP_WAIT_POLICY"] == "passive"

@@ -36,7 +36,7 @@ def test_parameters_are_counted_from_headers_over_all_files(tmp_path: Path) -> N
     save_file({"c": torch.zeros(()), "d": torch.zeros(2, 3)}, made / "model-2.safetensors")
     assert plan.count_parameters(made) == 30 * 64 + 7 + 1 + 6
     sizes = plan.model_sizes(made)
-    assert (sizes.layers, sizes.hidden, sizes.vocabulary) == (2, 64, 30)
+    assert (sizes.layers, sizes.hidden, sizes.vocabulary, sizes.intermediate) == (2, 64, 30, 128)
     assert sizes.kv_numbers == 2 * 2 * 1 * 32
 
 
@@ -53,6 +53,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:
         raise AssertionError("a runtime was made")
 
     monkeypatch.setattr(Runtime, "from_config", refuse)
+    tmp_path.mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
     model = folder(tmp_path / "m")
     train = json_lines(tmp_path / "train.jsonl", words(40))
@@ -82,10 +83,24 @@ def test_a_dry_run_says_where_how_much_and_what(tmp_path: Path, monkeypatch: pyt
 
 
 def test_memory_of_a_trained_model_is_shared_by_its_ranks() -> None:
-    sizes = plan.ModelSizes(parameters=1000, hidden=8, layers=2, vocabulary=10, kv_numbers=0)
+    sizes = plan.ModelSizes(parameters=1000, hidden=8, intermediate=20, layers=2, vocabulary=10, kv_numbers=0)
     config = compose_run("ppo_monarch", ["trainer.n_gpus_per_node=2"])
     actor = next(model for model in session.place(config).models if model.worker == "actor")
     row = plan._trained(actor, sizes, 100.0, 0.0)
     assert (row.processes, row.weights, row.training) == (2, 2000.0, 6000.0)
-    assert row.activations == 4 * 100 * 8 * 2 * 16
+    assert row.activations == 4 * 100 * 2 * (12 * 8 + 4 * 20)
     assert row.total == pytest.approx(2000 + 6000 + row.activations + plan.LIBRARIES["torch"])
+
+
+def test_log_probs_that_are_not_computed_are_not_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode=true"
+    kl = "actor_rollout_ref.actor.use_kl_loss=true"
+    for more, said in (
+        ((), "score; log-probs of the policy; values; advantages (gae)"),
+        ((kl,), "score; log-probs of the policy and of the reference; values; advantages (gae)"),
+        ((bypass,), "score; values; advantages (gae)"),
+        ((bypass, kl), "score; log-probs of the reference; values; advantages (gae)"),
+    ):
+        assert said in shown(tmp_path / str(len(said)), monkeypatch, *more)

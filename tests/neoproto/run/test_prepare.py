@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,46 @@ def test_the_built_in_model_is_made_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert model_folder(config, rows, stages) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == made
     assert stages.seen == ["preparing the built-in model (made once, then cached)"] * 2
+
+
+def test_a_built_in_model_that_is_not_there_is_said_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEOPROTO_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError) as error:
+        prepare(compose_run("grpo_smollm2", []), "cpu", Stages())
+    assert str(error.value) == (
+        f"actor_rollout_ref.model.built_in=smollm2: there is no {tmp_path}/models/SmolLM2-135M-Instruct-1; "
+        "run scripts/make_smollm2 first (or python -m actors.smollm2)"
+    )
+
+
+def test_a_system_prompt_comes_first_unless_a_row_has_its_own(model: Path, tmp_path: Path) -> None:
+    own = [{"role": "system", "content": "mine"}, {"role": "user", "content": "b"}]
+    train = json_lines(tmp_path / "train.jsonl", [*words(3), row("b", prompt=own)])
+    plain, told = (
+        prepared(model, train, "data.shuffle=false", f"data.system_prompt={text}").loader.next_batch()
+        for text in ("null", "hey")
+    )
+    assert (told.tensors["prompt_len"] - plain.tensors["prompt_len"]).tolist() == [4, 4, 4, 0]
+    first, last = told.non_tensors["raw_prompt"][0], told.non_tensors["raw_prompt"][3]
+    assert first == [{"role": "system", "content": "hey"}, {"role": "user", "content": "aaa"}]
+    assert last == own
+
+
+def test_the_tiny_model_is_warm_started_on_the_system_prompt_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import actors.tiny_model
+
+    seen: list[dict[str, Any]] = []
+
+    def note(_: object, rows: list[dict[str, Any]]) -> Path:
+        seen.extend(rows)
+        return Path()
+
+    monkeypatch.setattr(actors.tiny_model, "ensure_tiny_model", note)
+    config = task_config("data.system_prompt=hey")
+    model_folder(config, load_rows(config), Stages())
+    assert {message["content"] for message in (one["prompt"][0] for one in seen)} == {"hey"}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Small HTML tables, for what notebooks show of our objects.
 
-Whatever goes in is text: it is cut to a length, then escaped. However much there is, a table has `MOST_ROWS` rows
-and `MOST_COLUMNS` columns at most, and says how many more there are.
+Whatever goes in is text: it is cut to a length, then escaped. However much there is, a table has `MOST_ROWS`
+rows and `MOST_COLUMNS` columns at most, and says how many more there are.
 """
 
 from __future__ import annotations

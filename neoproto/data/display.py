@@ -1,7 +1,7 @@
 """What a notebook shows of a batch: its columns, where they lie, and its first rows.
 
-Only the rows that are shown are read, and of a column only if they are small: a look at a batch must neither move
-what the batch refers to nor take long.
+Only the rows that are shown are read, and of a column only if they are small: a look at a batch must neither
+move what the batch refers to nor take long.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _row_bytes(column: Column) -> float:
     stored = [ref.info for ref in column.refs]
     if any(info.kind == "objects" for info in stored):
         return max(info.nbytes / max(1, info.shape[0]) for info in stored)
-    return float(np.prod(column.row_shape, dtype=np.float64)) * column.dtype.itemsize
+    return float(np.prod(column.row_shape, dtype=np.float64) * column.dtype.itemsize)
 
 
 def _place(column: Column) -> str:

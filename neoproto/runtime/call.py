@@ -110,7 +110,7 @@ class RemoteCall(Generic[T]):
         return _Wait(calls, count)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: how the call stands now. Waits for nothing, not even for a result to be read."""
+        """What a notebook shows: how the call stands now. Waits for nothing, reads no result."""
         return call_html(self._facts(), self._title())
 
     def __repr__(self) -> str:
@@ -233,7 +233,6 @@ class _Wait(RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]):
             self._settle(self._calls)
             for call in self._calls:
                 call._remove_callback(self._one_ended)
-
 
     def _facts(self) -> dict[str, str]:
         return super()._facts() | _calls_ended(self._calls) | {"waits for": f"{self._count:,}"}

@@ -1,4 +1,7 @@
-"""What notebooks show of the runtime's objects, from what this process knows: nobody is asked, nothing is waited for."""
+"""What notebooks show of the runtime's objects, from what this process knows. Nobody is asked.
+
+It imports none of them, so that each can import it.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ def call_facts(
 
 
 def group_html(group: RemoteWorkerGroup, ranks: Sequence[int], methods: Iterable[str], role: str) -> str:
-    """A group or view: its state, its methods, and its processes where they belong to this process's runtime."""
+    """A group or view: its state, its methods, and its processes if they are of this process's runtime."""
     members: Members | None = getattr(group._link, "members", None)
     title = f"{type(group).__name__} {group.name}" + (f", role {role}" if role else "")
     rows: list[tuple[str, object]] = [("ranks", f"{len(ranks):,}: {spans(ranks)}")]

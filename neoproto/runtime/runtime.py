@@ -59,8 +59,8 @@ STOP_S = 4.0
 STORE_CLOSE_S = 2.0
 RELEASE_S = 3.0
 LIVE_ALREADY = (
-    "this process has a live Runtime already (run folder {folder}). neoproto.runtime.current_runtime() is it: go on "
-    "with it, or close it first with current_runtime().close()"
+    "this process has a live Runtime already (run folder {folder}). neoproto.runtime.current_runtime() is "
+    "it: go on with it, or close it first with current_runtime().close()"
 )
 
 
@@ -292,9 +292,9 @@ class Runtime(Run):
         console.print(self.placement_table())
 
     def before_close(self, action: Callable[[], None]) -> None:
-        """Have `action` run, within seconds, when this runtime begins to close: its groups and store still live.
+        """Have `action` run when this runtime begins to close: groups and store are still there.
 
-        For what uses the runtime on a thread of its own. The latest runs first.
+        It is for what uses the runtime on a thread of its own, and takes seconds. The latest runs first.
         """
         self._check_open()
         self._before_close.append(action)

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-MOST_ROWS, MOST_COLUMNS = 20, 24
+MOST_ROWS, MOST_COLUMNS = 30, 24
 LONGEST_CELL = 120
 """Characters of a cell, before they are escaped."""
 

@@ -91,7 +91,7 @@ def _place(column: Column) -> str:
 
 def _volumes(stored: tuple[ObjectRef, ...]) -> str:
     names = sorted({ref.volume for ref in stored})
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    return f"volume {names[0]}" if len(names) == 1 else f"{len(names):,} volumes"
 
 
 def _size(nbytes: int) -> str:

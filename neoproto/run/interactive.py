@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from neoproto.errors import ConfigError
 from neoproto.run.console import PLAIN_WIDTH, RunConsole
 from neoproto.run.folder import close_run_log, open_run_log, run_folder
 from neoproto.run.loggers import open_services
-from neoproto.run.session import RunSession, prepared_run
+from neoproto.run.session import Crew, RunSession, prepared_run
 from neoproto.run.starting import Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.stepping import Order, StepThread
 from neoproto.run.trainers import no_loss
@@ -96,6 +97,7 @@ class InteractiveTrainer:
         self._console = _Console()
         self._lock = threading.Lock()
         self._kept: tuple[DataProto, DataProto] | None = None
+        self._crew: Crew | None = None
         with ExitStack() as stack:
             stack.enter_context(_only_trainer(runtime))
             check_stack()
@@ -125,8 +127,8 @@ class InteractiveTrainer:
         start = starts.next()
         if (told := starts.told(start)) is not None:
             console.say(f"note: {told}")
-        self._crew = crew = session.start_workers(runtime, start)
         stack.callback(self._release_groups)
+        self._crew = crew = session.start_workers(runtime, start)
         session.mark_begun(start)
         parts = session.parts(crew, stack.enter_context(session.trackers(start)), start)
         self._step, self._parts = start.step, replace(parts, prompts=_WithText(parts.prompts))
@@ -135,16 +137,17 @@ class InteractiveTrainer:
         stack.callback(self._thread.close)
 
     def _others(self) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
-        loss = self._crew.loss(self._runtime)
+        crew = self._started_crew
+        loss = crew.loss(self._runtime)
         return {
-            "the supervision of the replicas": self._crew.supervisor.run,
+            "the supervision of the replicas": crew.supervisor.run,
             "the watch over processes": lambda: no_loss(loss),
         }
 
     @property
     def groups(self) -> dict[str, WorkerGroup]:
         """Its worker groups now, by name; a replica of rollout that was restarted is another group."""
-        crew = self._crew
+        crew = self._started_crew
         replicas = [cast(WorkerGroup, replica.group) for replica in crew.replicas.replicas]
         return {group.name: group for group in (*crew.groups.values(), *replicas)}
 
@@ -196,7 +199,7 @@ class InteractiveTrainer:
         path = user_path(str(folder), field="folder").absolute()
 
         async def save(_: SyncSteps) -> Path:
-            await self._session.save(self._crew.workers, path)
+            await self._session.save(self._started_crew.workers, path)
             return path
 
         return self._thread.order(f"model to {path.name}", save)
@@ -221,6 +224,11 @@ class InteractiveTrainer:
         ]
         return table_html(type(self).__name__, (), rows)
 
+    @property
+    def _started_crew(self) -> Crew:
+        assert self._crew is not None, "all workers have started"
+        return self._crew
+
     def _runtime_closes(self) -> None:
         self._thread.close(RUNTIME_CLOSES_S)
         self.close()
@@ -236,15 +244,32 @@ class InteractiveTrainer:
             self._kept = None
 
     def _release_groups(self) -> None:
-        """All at once. Threads by hand: at the end of an interpreter pools take no more work."""
-        threads = [
-            threading.Thread(target=group.close, args=(DRAIN_S,), daemon=True)
-            for group in self.groups.values()
-        ]
+        """All at once, and later those that still start.
+
+        A notebook keeps the exception of a failed start, and with it its groups: they would not go by
+        themselves. Threads by hand: at the end of an interpreter pools take no more work.
+        """
+        groups = set(self.groups.values()) if self._crew is not None else set()
+        for future in self._session.starting:
+            if not future.done():
+                future.add_done_callback(_release_later)
+            elif (group := _started(future)) is not None:
+                groups.add(group)
+        threads = [threading.Thread(target=group.close, args=(DRAIN_S,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(RELEASE_S)
+
+
+def _started(future: Future[WorkerGroup]) -> WorkerGroup | None:
+    """The group of a start that has ended, if it made one."""
+    return None if future.cancelled() or future.exception() is not None else future.result()
+
+
+def _release_later(future: Future[WorkerGroup]) -> None:
+    if (group := _started(future)) is not None:
+        group.close(0.0)
 
 
 def check_stepwise(config: RunConfig) -> None:

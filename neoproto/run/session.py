@@ -167,6 +167,8 @@ class RunSession:
         self._config, self._starts, self._services = prepared.config, starts, services
         # Made before anything is started: options that contradict each other are refused here.
         self._recipes = recipes(prepared, placement)
+        self.starting: list[Future[WorkerGroup]] = []
+        """The groups of the newest start, for whoever has to release them if it fails."""
 
     def train(self, begin: Callable[[], None]) -> TrainingResult:
         """Start everything, train, write the model, close everything. It may be called again.
@@ -275,8 +277,9 @@ class RunSession:
                 for recipe in self._recipes
                 if recipe is not rollout
             }
+            self.starting = [*replicas, *groups.values()]
             loss = runtime.watch_losses([recipe.name for recipe in self._recipes])
-            wait_for_all([*replicas, *groups.values()], loss)
+            wait_for_all(self.starting, loss)
         except DeadlineExceeded as error:
             more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
             raise NeoProtoError(f"{first_line(error)}; {more}") from error

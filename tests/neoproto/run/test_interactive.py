@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,38 @@ def test_a_start_that_fails_can_be_tried_again(configured: Callable[..., RunConf
         with pytest.raises(NeoProtoError, match=r"trainer\.timeouts\.start=180"):
             InteractiveTrainer(config, runtime)
     assert (tmp_path / "run" / "config.yaml").is_file()
+
+
+def test_what_has_started_is_released_when_the_rest_does_not(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """At once what is there, later what is still on its way, though the exception is kept."""
+    ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+    late = threading.Event()
+
+    class Group:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self, drain_s: float) -> None:
+            ended.put(self.name)
+
+    class Partly(SlowRuntime):
+        def create_worker_group(self, *args: Any, name: str, **options: Any) -> Any:
+            if name == "reward":
+                return super().create_worker_group(*args, name=name, **options)
+            if name == "actor":
+                assert late.wait(20)
+            return Group(name)
+
+    config = configured()
+    runtime: Any = Partly(tmp_path / "run", place(config))
+    with pytest.raises(NeoProtoError, match="did not answer") as kept:
+        InteractiveTrainer(config, runtime)
+    assert {ended.get(timeout=20) for _ in range(3)} == {"critic", "registry", "rollout-0"}
+    late.set()
+    assert ended.get(timeout=20) == "actor"
+    assert kept.value is not None
 
 
 def test_a_second_trainer_on_a_runtime_is_told_what_to_do(

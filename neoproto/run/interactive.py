@@ -12,6 +12,7 @@ runtime.close()
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
@@ -112,7 +113,10 @@ class InteractiveTrainer:
         runtime, console = self._runtime, self._console
         here = self.config.runtime.model_copy(update={"run_dir": str(runtime.run_dir)})
         config = self.config.model_copy(update={"runtime": here})
-        placement, prepared = prepared_run(config, console)
+        with warnings.catch_warnings():
+            # Of transformers' tqdm, which misses a package for progress bars in notebooks; none is shown.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            placement, prepared = prepared_run(config, console)
         if runtime.placement != placement:
             raise ConfigError(
                 "topology: the runtime was made with another one; Runtime.from_config(config) takes this one"

@@ -6,6 +6,7 @@ replies, deaths, the deadline ──settle──> _outcome ──> result() / aw
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,9 @@ from neoproto.runtime.wire import Failure
 from neoproto.tables import cut
 
 T = TypeVar("T")
+
+LOOK_S = 0.2
+"""How soon an interrupt of a cell that awaits a call is noticed."""
 
 
 class RemoteCall(Generic[T]):
@@ -77,6 +81,7 @@ class RemoteCall(Generic[T]):
                     loop.call_soon_threadsafe(_set_once, event)
 
             self._add_callback(wake)
+            _look_up(loop, event)
             try:
                 yield from event.__await__()
             finally:
@@ -250,6 +255,16 @@ def _split_by_done(
     for call in calls:
         (completed if call.done() else pending).append(call)
     return completed, pending
+
+
+def _look_up(loop: asyncio.AbstractEventLoop, event: asyncio.Future[None]) -> None:
+    """In a Jupyter kernel, have a loop that waits for `event` look up now and then.
+
+    ipykernel answers an interrupt of a cell that awaits with a callback that does not wake the loop
+    (ipython/ipykernel#881, seen with 7.4; to be removed when it does): the cell would go on waiting.
+    """
+    if "ipykernel" in sys.modules and not event.done():
+        loop.call_later(LOOK_S, _look_up, loop, event)
 
 
 def _set_once(event: asyncio.Future[None]) -> None:

@@ -17,7 +17,7 @@ from tests.e2e.command import ROOT, json_lines
 
 NOTEBOOK = ROOT / "docs" / "notebooks" / "controller.ipynb"
 LEFT = """
-import json, warnings
+import json
 from tests.meshes.leftovers import wait_until_clean
 print(json.dumps([runtime.run_id, wait_until_clean(runtime.run_id, None, 2.0)]))
 """

@@ -17,9 +17,11 @@ from tests.e2e.command import ROOT, json_lines
 
 NOTEBOOK = ROOT / "docs" / "notebooks" / "controller.ipynb"
 LEFT = """
-import json
+import json, threading
 from tests.meshes.leftovers import wait_until_clean
-print(json.dumps([runtime.run_id, wait_until_clean(runtime.run_id, None, 2.0)]))
+left = wait_until_clean(runtime.run_id, None, 2.0)
+left += [thread.name for thread in threading.enumerate() if thread.name == "neoproto-steps"]
+print(json.dumps([runtime.run_id, left]))
 """
 
 

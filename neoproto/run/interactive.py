@@ -121,6 +121,8 @@ class InteractiveTrainer:
             raise ConfigError(
                 "topology: the runtime was made with another one; Runtime.from_config(config) takes this one"
             )
+        for note in prepared.notes:
+            console.say(f"note: {note}")
         found = checkpoint_at_path(config)
         given = None if found is None else open_checkpoint(found, prepared, console.stage)
         folder = stack.enter_context(run_folder(config))

@@ -69,4 +69,4 @@ def check_displays(shown: Mapping[str, list[Any]]) -> None:
     (plot,) = [one for one in shown["done"] if one.output_type == "display_data"]
     assert len(plot.data["image/png"]) > 5000
     (answers,) = [outputs[0].text for cell, outputs in shown.items() if cell.lstrip().startswith("print(f")]
-    assert re.fullmatch(r"('\w*' +for '\w+' +\d letters right\n){8}", answers), answers
+    assert re.fullmatch(r"('.*' +for '\w+' +\d letters right\n){8}", answers), answers

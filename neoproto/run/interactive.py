@@ -198,7 +198,7 @@ class InteractiveTrainer:
             await self._parts.validator.run(step)
             return dict(self._console.validated)
 
-        return self._thread.order(f"validation after step {step}", run)
+        return self._thread.order(f"validation after step {step}", run, trains=False)
 
     def save_model(self, folder: str | Path) -> Order[Path]:
         """Order the policy as it is then, as a Hugging Face folder."""
@@ -208,7 +208,7 @@ class InteractiveTrainer:
             await self._session.save(self._started_crew.workers, path)
             return path
 
-        return self._thread.order(f"model to {path.name}", save)
+        return self._thread.order(f"model to {path.name}", save, trains=False)
 
     def close(self) -> None:
         """Give up a step under way, release the workers. Twice is a no-op; `Runtime.close` does it too."""

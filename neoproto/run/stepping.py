@@ -39,18 +39,26 @@ class Order(RemoteCall[T], Generic[T]):
     Args:
         name: what it is, for people.
         work: done on the thread's event loop.
+        trains: it changes what is trained, so that the thread ends if it fails half-way.
     """
 
-    def __init__(self, name: str, work: Callable[[SyncSteps], Awaitable[T]]) -> None:
+    def __init__(self, name: str, work: Callable[[SyncSteps], Awaitable[T]], *, trains: bool = True) -> None:
         super().__init__()
-        self._name, self._work = name, work
+        self._name, self._work, self._trains = name, work, trains
 
     def _title(self) -> str:
         return self._name
 
     async def carry_out(self, steps: SyncSteps) -> None:
-        """Do it, and settle; a failure is left to the thread's end."""
-        self._settle(await self._work(steps))
+        """Do it, and settle; a failure of training is left to the thread's end."""
+        try:
+            result = await self._work(steps)
+        except Exception as error:
+            if self._trains:
+                raise
+            self._settle(error=error)
+        else:
+            self._settle(result)
 
     def fail(self, error: BaseException) -> None:
         """End it with an error, unless it has ended."""
@@ -89,9 +97,9 @@ class StepThread:
         )
         self._thread.start()
 
-    def order(self, name: str, work: Callable[[SyncSteps], Awaitable[T]]) -> Order[T]:
+    def order(self, name: str, work: Callable[[SyncSteps], Awaitable[T]], *, trains: bool = True) -> Order[T]:
         """Have something done after everything that was ordered before; at once ended if the thread has."""
-        order = Order(name, work)
+        order = Order(name, work, trains=trains)
         with self._lock:
             if self._end is None and not self._closing:
                 self._orders.append(order)
@@ -140,6 +148,8 @@ class StepThread:
         """Consumes: orders. Waits for: the next one, and what it does. Produces: their results. Unblocked by:
         an order, closing, or the failure of what goes on beside."""
         self._task = asyncio.current_task()
+        if self._closing:  # before there was a task to cancel
+            return
         await beside(self._serve(), {name: make() for name, make in self._others.items()})
 
     async def _serve(self) -> None:

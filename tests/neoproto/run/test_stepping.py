@@ -143,6 +143,35 @@ def test_a_step_that_fails_ends_the_thread_and_every_order(bench: Bench) -> None
         step(thread, 3).result(LIMIT_S)
 
 
+def test_what_trains_nothing_may_fail_and_the_steps_go_on(bench: Bench) -> None:
+    thread = bench.start()
+
+    async def save(_: Any) -> None:
+        raise OSError("the disk is full")
+
+    order = thread.order("save", save, trains=False)
+    with pytest.raises(OSError, match="the disk is full"):
+        order.result(LIMIT_S)
+    assert step(thread, 1).result(LIMIT_S) == 1
+
+
+def test_closing_before_it_has_begun_begins_nothing(bench: Bench, monkeypatch: Any) -> None:
+    go_on = threading.Event()
+    run = StepThread._run
+
+    def late(self: StepThread) -> None:
+        assert go_on.wait(LIMIT_S)
+        run(self)
+
+    monkeypatch.setattr(StepThread, "_run", late)
+    thread = bench.start()
+    threading.Timer(0.1, go_on.set).start()
+    thread.close()
+    with pytest.raises(RuntimeClosed):
+        thread.began.result(0)
+    assert bench.world.order() == []
+
+
 def test_a_start_that_fails_is_what_began_raises(bench: Bench) -> None:
     def publish(_: Any) -> None:
         raise RuntimeError("no weights")

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -38,7 +38,7 @@ from neoproto.run.trainers import no_loss
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.stack import check_stack
 from neoproto.tables import table_html
-from neoproto.trainer.record import PromptSource, StepReport
+from neoproto.trainer.record import StepReport
 from neoproto.trainer.sync import SyncSteps, release
 
 DRAIN_S, RELEASE_S = 1.0, 10.0
@@ -137,7 +137,7 @@ class InteractiveTrainer:
         self._crew = crew = session.start_workers(runtime, start)
         session.mark_begun(start)
         parts = session.parts(crew, stack.enter_context(session.trackers(start)), start)
-        self._step, self._parts = start.step, replace(parts, prompts=_WithText(parts.prompts))
+        self._step, self._parts = start.step, parts
         stack.callback(self._release_batch)
         self._thread = StepThread(self._parts, self._others(), self._keep)
         stack.callback(self._thread.close)
@@ -329,18 +329,3 @@ class _Console(RunConsole):
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.validated = metrics
-
-
-class _WithText:
-    """A `PromptSource` that has answers kept as text."""
-
-    def __init__(self, prompts: PromptSource) -> None:
-        self._prompts = prompts
-
-    def next_batch(self) -> DataProto:
-        batch = self._prompts.next_batch()
-        batch.meta_info["keep_text"] = True
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._prompts, name)

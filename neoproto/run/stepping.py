@@ -154,7 +154,7 @@ class StepThread:
 
     async def _serve(self) -> None:
         async with owned_tasks() as tasks:
-            steps = SyncSteps(self._parts, tasks, self._done)
+            steps = SyncSteps(self._parts, tasks, self._done, keep_text=True)
             while self._current is not None:
                 await self._current.carry_out(steps)
                 self._current = await self._next()

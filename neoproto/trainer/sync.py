@@ -53,6 +53,7 @@ class SyncSteps:
     Args:
         tasks: owns the publishing of weights and the writing of checkpoints; a failure there ends it.
         done: what becomes of the batch of a finished step, and of the prompts that it refers to.
+        keep_text: batches have the answers' text too, `response_text`.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class SyncSteps:
         parts: TrainingParts,
         tasks: asyncio.TaskGroup,
         done: Callable[[DataProto, DataProto], None] = release,
+        *,
+        keep_text: bool = False,
     ) -> None:
-        self._parts, self._done = parts, done
+        self._parts, self._done, self._keep_text = parts, done, keep_text
         limit = parts.config.trainer.timeouts.weights
         self._flow = DrivenFlow(parts.workers, tasks, limit=limit, first=parts.start.version)
         self._saver = Checkpointer(parts, tasks)
@@ -87,7 +90,7 @@ class SyncSteps:
     async def _train(self, step: int) -> None:
         parts, clock = self._parts, PhaseClock()
         prompts = parts.prompts.next_batch()
-        prompts.meta_info |= {"step": step, "validate": False}
+        prompts.meta_info |= {"step": step, "validate": False, "keep_text": self._keep_text}
         batch, figures = await ppo_step(parts.workers, prompts, parts.settings, clock)
         await self._flow.publish().committed(clock)
         samples = len(batch)

@@ -97,6 +97,7 @@ def test_steps_are_taken_when_they_are_ordered_and_in_order(bench: Bench) -> Non
     # Whoever is handed the batch decides what becomes of it: it can still be read.
     assert len(bench.done) == 3
     assert bench.done[-1][0]["uid"].tolist() == ["u30", "u31"]
+    assert all(call.meta["keep_text"] for call in bench.world.called("generate_sequences"))
     for batches in bench.done:
         release(*batches)
     assert orders[-1]._title() == "step 3"

@@ -134,7 +134,7 @@ class World:
         asked = torch.as_tensor(columns["prompts"]).repeat_interleave(n, dim=0)
         attention = torch.cat([torch.ones(rows, P, dtype=torch.int64), mask], dim=1)
         if meta.get("keep_text"):
-            way = "greedy" if meta["greedy"] else "sampled"
+            way = "greedy" if meta.get("greedy") else "sampled"
             others["response_text"] = np.array([f"{way} é {row}" for row in range(rows)], dtype=object)
         return DataProto.from_dict(
             tensors={

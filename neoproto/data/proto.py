@@ -17,6 +17,7 @@ import torch
 
 from neoproto.data.batch import ColumnBatch, DataProtoItem, Keys, names_of
 from neoproto.data.columns import View, join_columns
+from neoproto.data.display import batch_html
 from neoproto.data.persist import load, save
 
 
@@ -268,6 +269,10 @@ class DataProto(ColumnBatch):
         memo: dict[Any, View] = {}
         columns = {name: join_columns(name, [batch._columns[name] for batch in data], memo) for name in names}
         return DataProto(columns, _merge_meta(data), data[0]._device)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; reads the first rows only."""
+        return batch_html(self)
 
     def save_to_disk(self, filepath: str | Path) -> None:
         """Write the batch to one file; see `neoproto.data.persist` for what is refused."""

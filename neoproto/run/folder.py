@@ -104,7 +104,7 @@ def completed_steps(folder: Path) -> int | None:
     return int(json.loads(path.read_bytes())["steps"]) if path.exists() else None
 
 
-def open_run_log(path: Path) -> None:
+def open_run_log(path: Path) -> LogFileHandler:
     """Send the `neoproto` loggers to `path`, until the process ends: the last traceback is written late.
 
     SIGUSR2 makes this process write its stacks there, as it makes workers write theirs to their logs.
@@ -116,6 +116,14 @@ def open_run_log(path: Path) -> None:
     root = logging.getLogger("neoproto")
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    return handler
+
+
+def close_run_log(handler: LogFileHandler) -> None:
+    """What a process does that goes on after its run."""
+    logging.getLogger("neoproto").removeHandler(handler)
+    faulthandler.unregister(STACKS_SIGNAL)
+    handler.close()
 
 
 @contextmanager

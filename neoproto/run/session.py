@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from neoproto.run.rollout import start_replica, supervised
 from neoproto.run.starting import Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import Loop, train
-from neoproto.runtime import Runtime, WorkerGroup
+from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
 from neoproto.runtime.losses import Loss
 from neoproto.runtime.placement import Placement
 from neoproto.trainer.history import METRICS, PROMPTS, SAMPLES, PromptLog
@@ -44,7 +45,7 @@ from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.resume import StartPoint
 from neoproto.trainer.samples import SampleLog
 from neoproto.trainer.services import check_installed
-from neoproto.trainer.tasks import together
+from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 
 log = logging.getLogger("neoproto.run")
@@ -136,6 +137,26 @@ def wait_for_all(futures: Collection[Future[Any]], loss: Loss) -> None:
         pending -= done
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crew:
+    """The processes of one start of a run.
+
+    Attributes:
+        groups: by role, rollout's replicas apart.
+        supervisor: keeps the replicas alive while it runs.
+        workers: what the trainer sees of them all.
+    """
+
+    groups: Mapping[str, WorkerGroup]
+    replicas: ReplicaSet
+    supervisor: Supervisor
+    workers: Workers
+
+    def loss(self, runtime: Runtime) -> Loss:
+        """Fails when a process dies that nobody replaces."""
+        return runtime.watch_losses([group.name for group in self.groups.values()])
+
+
 class RunSession:
     """The wiring of one run: knows everybody, does nothing of their work."""
 
@@ -154,6 +175,8 @@ class RunSession:
         self._own_loop = own_loop
         # Made before anything is started: options that contradict each other are refused here.
         self._recipes = recipes(prepared, placement)
+        self.starting: list[Future[WorkerGroup]] = []
+        """The groups of the newest start, for whoever has to release them if it fails."""
 
     def train(self, begin: Callable[[], None]) -> TrainingResult:
         """Start everything, train, write the model, close everything. It may be called again.
@@ -175,56 +198,63 @@ class RunSession:
             runtime = Runtime.from_config(settings, placement=self._placement)
         with runtime:
             console.table(runtime.placement_table())
-            with console.stage("starting workers"):
-                groups, started = self._start_groups(runtime)
-                replicas, supervisor = supervised(
-                    runtime, self._recipe("rollout"), started, groups[REGISTRY], config, console.say
-                )
-                workers = self._attached(groups, replicas)
-            if start.folder is not None:
-                with console.stage("loading the checkpoint"):
-                    self._load(workers, start)
+            crew = self.start_workers(runtime, start)
             begin()
-            mark_incomplete(self._folder)
-            self._starts.cut(start)
-            with Trackers(*self._trackers(start)) as trackers, console.steps(self._prepared.total_steps):
-                loss = runtime.watch_losses([group.name for group in groups.values()])
-                parts = self._parts(workers, trackers, replicas, start)
-                result = train(parts, replicas, supervisor, loss, self._own_loop)
+            self.mark_begun(start)
+            with self.trackers(start) as trackers, console.steps(self._prepared.total_steps):
+                parts = self.parts(crew, trackers, start)
+                result = train(parts, crew.replicas, crew.supervisor, crew.loss(runtime), self._own_loop)
             model_dir = self._folder / "model"
             with console.stage("writing the model"):
-                self._save(workers, model_dir)
+                asyncio.run(self.save(crew.workers, model_dir))
             mark_complete(self._folder, self._prepared.total_steps)
             with console.stage("closing"):
                 runtime.close()
         console.finish(result, self._folder, model_dir)
         return result
 
-    def _parts(
-        self, workers: Workers, tracker: Tracker, replicas: ReplicaSet, start: StartPoint
-    ) -> TrainingParts:
+    def start_workers(self, runtime: Runtime, start: StartPoint) -> Crew:
+        """Start all processes, and have policy and critic go on from the checkpoint, if it is one; blocks."""
+        with self._console.stage("starting workers"):
+            groups, started = self._start_groups(runtime)
+            replicas, supervisor = supervised(
+                runtime, self._recipe("rollout"), started, groups[REGISTRY], self._config, self._console.say
+            )
+            workers = self._attached(groups, replicas)
+        if start.folder is not None:
+            with self._console.stage("loading the checkpoint"):
+                self._load(groups, start)
+        return Crew(groups=groups, replicas=replicas, supervisor=supervisor, workers=workers)
+
+    def mark_begun(self, start: StartPoint) -> None:
+        """Training begins: from now on the folder's run is not complete, and has nothing after `start`."""
+        mark_incomplete(self._folder)
+        self._starts.cut(start)
+
+    def parts(self, crew: Crew, tracker: Tracker, start: StartPoint) -> TrainingParts:
+        """What the trainer is handed."""
         config, prepared = self._config, self._prepared
         return training_parts(
             config,
-            workers,
+            crew.workers,
             RunPrompts(prepared.loader, prepared.validation, config.data.val_batch_size),
             tracker=tracker,
             show=self._console,
             run_dir=self._folder,
             total_steps=prepared.total_steps,
-            gauges=replicas.metrics,
+            gauges=crew.replicas.metrics,
             start=start,
             checkpoints=self._starts.checkpoints,
             prompt_log=PromptLog(self._folder / PROMPTS),
             sample_log=SampleLog(self._folder / SAMPLES if config.trainer.log_samples else None),
         )
 
-    def _trackers(self, start: StartPoint) -> list[Tracker]:
+    def trackers(self, start: StartPoint) -> Trackers:
         """`metrics.jsonl` is always written: reports and comparisons read it."""
         trackers: list[Tracker] = [JsonlTracker(self._folder / METRICS), self._services]
         if "tensorboard" in self._config.trainer.logger:
             trackers.append(TensorBoardTracker(self._folder / "tensorboard", start.step))
-        return trackers
+        return Trackers(*trackers)
 
     def _recipe(self, role: str) -> Recipe:
         return next(recipe for recipe in self._recipes if recipe.role == role)
@@ -256,8 +286,9 @@ class RunSession:
                 for recipe in self._recipes
                 if recipe is not rollout
             }
+            self.starting = [*replicas, *groups.values()]
             loss = runtime.watch_losses([recipe.name for recipe in self._recipes])
-            wait_for_all([*replicas, *groups.values()], loss)
+            wait_for_all(self.starting, loss)
         except DeadlineExceeded as error:
             more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
             raise NeoProtoError(f"{first_line(error)}; {more}") from error
@@ -280,27 +311,24 @@ class RunSession:
             reference=groups.get("reference"),
         )
 
-    def _load(self, workers: Workers, start: StartPoint) -> None:
+    def _load(self, groups: Mapping[str, WorkerGroup], start: StartPoint) -> None:
         """Have policy and critic go on from the checkpoint."""
         assert start.folder is not None
         assert start.state is not None
         limit = self._config.trainer.timeouts.checkpoint
-        groups = {"actor": workers.actor, "critic": workers.critic}
-        clock, calls = PhaseClock(), []
-        for role, group in groups.items():
-            if group is None:
-                continue
+        calls = []
+        for role, group in ((role, groups[role]) for role in ("actor", "critic") if role in groups):
             saved = start.state.ranks[role]
             if saved != group.world_size:
                 self._console.say(
                     f"note: the checkpoint of {role} is of {saved} ranks, there are {group.world_size} now: "
                     "weights and optimizer are dealt anew, random generators are seeded anew"
                 )
-            folder = str(start.folder / role)
-            calls.append(clock.call("load", group, "load_checkpoint", folder, timeout=limit))
-        asyncio.run(together(*calls))
+            calls.append(group.submit("load_checkpoint", (str(start.folder / role),), timeout=limit))
+        with PhaseClock().phase("load", "wait"):
+            RemoteCall.gather(calls).result()
 
-    def _save(self, workers: Workers, folder: Path) -> None:
-        """The policy as a Hugging Face folder."""
+    async def save(self, workers: Workers, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
         timeout = self._config.trainer.timeouts.save
-        asyncio.run(PhaseClock().call("save", workers.actor, "save_hf", str(folder), timeout=timeout))
+        await PhaseClock().call("save", workers.actor, "save_hf", str(folder), timeout=timeout)

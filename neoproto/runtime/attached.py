@@ -18,6 +18,7 @@ from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.center import Submission
 from neoproto.runtime.deadline import DeadlineWatch
+from neoproto.runtime.display import call_facts
 from neoproto.runtime.gateway import AttachSpec, CallRequest, CancelRequest, Request, TaskRequest
 from neoproto.runtime.group import WorkerGroup, method_tables
 from neoproto.runtime.links import Link, set_finder
@@ -180,6 +181,18 @@ class RelayedCall(RemoteCall[Any]):
         self.method, self.group_name, self.ranks = method, group_name, tuple(ranks)
         self.deadline, self.submitted = deadline, time.monotonic()
         self._runtime, self._number, self._decode, self._keeps = runtime, number, convert, keeps
+
+    def _title(self) -> str:
+        return f"RemoteCall {self.group_name}.{self.method}"
+
+    def _facts(self) -> dict[str, str]:
+        return call_facts(
+            state=self._state(),
+            ranks=self.ranks,
+            answered=None,
+            deadline=self.deadline,
+            ended=self._settled,
+        )
 
     def cancel(self) -> bool:
         if not self._settle(error=CallCancelled(f"{self.group_name}.{self.method} was cancelled")):

@@ -6,13 +6,20 @@ replies, deaths, the deadline ──settle──> _outcome ──> result() / aw
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
+from neoproto.errors import first_line
+from neoproto.runtime.display import call_html
 from neoproto.runtime.wire import Failure
+from neoproto.tables import cut
 
 T = TypeVar("T")
+
+LOOK_S = 0.2
+"""How soon an interrupt of a cell that awaits a call is noticed."""
 
 
 class RemoteCall(Generic[T]):
@@ -74,6 +81,7 @@ class RemoteCall(Generic[T]):
                     loop.call_soon_threadsafe(_set_once, event)
 
             self._add_callback(wake)
+            _look_up(loop, event)
             try:
                 yield from event.__await__()
             finally:
@@ -106,7 +114,31 @@ class RemoteCall(Generic[T]):
         """
         return _Wait(calls, count)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how the call stands now. Waits for nothing, reads no result."""
+        return call_html(self._facts(), self._title())
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}: {'; '.join(f'{name} {text}' for name, text in self._facts().items())}>"
+
     # What follows is for the runtime itself.
+
+    def _title(self) -> str:
+        return type(self).__name__.removeprefix("_")
+
+    def _facts(self) -> dict[str, str]:
+        """What there is to say of how it stands."""
+        return {"state": self._state()}
+
+    def _state(self) -> str:
+        error, raw = self._error, self._raw
+        if not self._settled:
+            return "under way"
+        if error is not None:
+            return cut(f"failed: {type(error).__name__}: {first_line(error)}")
+        if isinstance(raw, Failure):
+            return cut(f"failed: {raw.type_name}: {raw.message.strip().partition(chr(10))[0]}")
+        return "ended with a result"
 
     def _settle(self, raw: Any = None, error: BaseException | None = None) -> bool:
         """End the call; False if it had ended."""
@@ -175,6 +207,9 @@ class _Gather(RemoteCall[list[Any]]):
         if last:
             self._settle(self._calls)
 
+    def _facts(self) -> dict[str, str]:
+        return super()._facts() | _calls_ended(self._calls)
+
     def cancel(self) -> bool:
         cancelled = [call.cancel() for call in self._calls]  # all of them, not only up to the first
         return any(cancelled)
@@ -187,6 +222,7 @@ class _Wait(RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]):
         if not 0 <= count <= len(self._calls):
             raise ValueError(f"count must be between 0 and the {len(self._calls)} calls given, got {count}")
         self._missing = count
+        self._count = count
         if count == 0:
             self._settle(self._calls)
         for call in self._calls:
@@ -203,6 +239,13 @@ class _Wait(RemoteCall[tuple[list[RemoteCall[Any]], list[RemoteCall[Any]]]]):
             for call in self._calls:
                 call._remove_callback(self._one_ended)
 
+    def _facts(self) -> dict[str, str]:
+        return super()._facts() | _calls_ended(self._calls) | {"waits for": f"{self._count:,}"}
+
+
+def _calls_ended(calls: Sequence[RemoteCall[Any]]) -> dict[str, str]:
+    return {"calls ended": f"{sum(call.done() for call in calls):,} of {len(calls):,}"}
+
 
 def _split_by_done(
     calls: Sequence[RemoteCall[Any]],
@@ -212,6 +255,16 @@ def _split_by_done(
     for call in calls:
         (completed if call.done() else pending).append(call)
     return completed, pending
+
+
+def _look_up(loop: asyncio.AbstractEventLoop, event: asyncio.Future[None]) -> None:
+    """In a Jupyter kernel, have a loop that waits for `event` look up now and then.
+
+    ipykernel answers an interrupt of a cell that awaits with a callback that does not wake the loop
+    (ipython/ipykernel#881, seen with 7.4; to be removed when it does): the cell would go on waiting.
+    """
+    if "ipykernel" in sys.modules and not event.done():
+        loop.call_later(LOOK_S, _look_up, loop, event)
 
 
 def _set_once(event: asyncio.Future[None]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.deadline import DeadlineWatch
+from neoproto.runtime.display import call_facts
 from neoproto.runtime.members import Members
 from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_failure
 
@@ -83,6 +84,19 @@ class PendingCall(RemoteCall[Any]):
             header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
             self.members.processes.send(tuple(self.replies), header, b"")
         return True
+
+    def _title(self) -> str:
+        return f"RemoteCall {self.members.name}.{self.method}"
+
+    def _facts(self) -> dict[str, str]:
+        answered = [rank for rank, reply in self.replies.items() if reply is not None]
+        return call_facts(
+            state=self._state(),
+            ranks=list(self.replies),
+            answered=answered,
+            deadline=self.deadline,
+            ended=self._settled,
+        )
 
     def silent_ranks(self) -> list[int]:
         """Ranks that have not answered."""

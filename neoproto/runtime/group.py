@@ -13,6 +13,7 @@ from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.center import CallCenter, Submission
 from neoproto.runtime.deadline import deadline_after
 from neoproto.runtime.dispatch import MeshPlaces, plan_call
+from neoproto.runtime.display import group_html
 from neoproto.runtime.executor import InitArguments
 from neoproto.runtime.links import Link, find_link
 from neoproto.runtime.members import Members
@@ -206,6 +207,10 @@ class RemoteWorkerGroup:
         link = self._link
         group = (link.key, link.name, link.world_size)
         return _arrived, (group, self._methods, self._ranks, self._block, self._role)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; asks nobody."""
+        return group_html(self, self._ranks, self._methods, self._role)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ranks {list(self._ranks)}>"

@@ -94,6 +94,11 @@ class Members:
         """How a rank ended."""
         return self._deaths[rank]
 
+    @property
+    def deaths(self) -> Mapping[int, WorkerDied]:
+        """How ranks ended, of those that have."""
+        return self._deaths
+
     def living(self) -> list[int]:
         """Ranks not known to be dead."""
         return [rank for rank in range(self.world_size) if rank not in self._dying]

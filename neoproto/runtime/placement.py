@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from neoproto.runtime.display import MODEL_COLUMNS, placement_html
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -175,6 +177,9 @@ class Placement:
         blocks = {(model.cluster, model.block): model.block.size for model in self.models}
         return sum(blocks.values())
 
+    def _repr_html_(self) -> str:
+        return placement_html(self)
+
     def placement_rows(self) -> list[PlacementRow]:
         """One row a model, for the table."""
         return [
@@ -198,8 +203,7 @@ def placement_table(placement: Placement | None) -> Table:
     from rich.table import Table
 
     table = Table(title="Topology")
-    columns = ("model", "worker", "cluster", "pool", "nodes", "devices", "ranks", "device", "colocated with")
-    for column in columns:
+    for column in MODEL_COLUMNS:
         table.add_column(column)
     for row in () if placement is None else placement.placement_rows():
         table.add_row(

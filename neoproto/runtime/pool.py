@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from neoproto.runtime.display import pool_html
 from neoproto.runtime.placement import Block, DeviceType, Placement
 
 
@@ -39,6 +40,9 @@ class ResourcePool:
     def world_size(self) -> int:
         """Number of process slots."""
         return self.block.size
+
+    def _repr_html_(self) -> str:
+        return pool_html(self)
 
     def view(self, *, start: int, size: int) -> ResourcePool:
         """Slots `start … start+size-1`, as a pool.

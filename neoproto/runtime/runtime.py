@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from neoproto.runtime.backend import (
     store_death,
 )
 from neoproto.runtime.center import CallCenter
+from neoproto.runtime.display import run_html
 from neoproto.runtime.gateway import AttachSpec, Gateway, Origin
 from neoproto.runtime.group import (
     WorkerGroup,
@@ -57,6 +58,10 @@ DRAIN_S = 5.0
 STOP_S = 4.0
 STORE_CLOSE_S = 2.0
 RELEASE_S = 3.0
+LIVE_ALREADY = (
+    "this process has a live Runtime already (run folder {folder}). neoproto.runtime.current_runtime() is "
+    "it: go on with it, or close it first with current_runtime().close()"
+)
 
 
 class Runtime(Run):
@@ -90,6 +95,7 @@ class Runtime(Run):
         self._signals = SignalHandlers()
         self._close_lock = threading.RLock()
         self._closed = False
+        self._before_close: list[Callable[[], None]] = []
         self._backend = load_backend(settings.backend)
 
     @classmethod
@@ -113,7 +119,7 @@ class Runtime(Run):
         runtime = cls(settings, placement)
         with _root_lock:
             if _root is not None:
-                raise RuntimeError("this process has a live Runtime; close it before making another")
+                raise RuntimeError(LIVE_ALREADY.format(folder=_root.run_dir))
             _root = runtime
             set_finder(runtime._find_link)
         try:
@@ -285,6 +291,18 @@ class Runtime(Run):
         """Print `placement_table`."""
         console.print(self.placement_table())
 
+    def before_close(self, action: Callable[[], None]) -> None:
+        """Have `action` run when this runtime begins to close: groups and store are still there.
+
+        It is for what uses the runtime on a thread of its own, and takes seconds. The latest runs first.
+        """
+        self._check_open()
+        self._before_close.append(action)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; asks nobody."""
+        return run_html(self, "closed" if self._closed else "open", list(self._members.values()))
+
     def close(self) -> None:
         """Close everything: admission, groups, store client, store, hosts. Bounded; twice is a no-op."""
         self._close(failed=False)
@@ -305,6 +323,8 @@ class Runtime(Run):
                 return
             self._closed = True
             try:
+                for action in reversed(self._before_close):
+                    _attempt(action)
                 self._center.stop_admission("the runtime has been closed")
                 self._backend.stop_spawning()
                 self._close_groups(drain_s=0.5 if failed else DRAIN_S)

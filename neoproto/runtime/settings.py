@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
 
 _MISSING = object()
@@ -21,7 +22,7 @@ class RuntimeSettings:
     run_id: the run's mark, unique on the machine.
     run_dir: the run's folder, absolute.
     env_vars: environment of every worker process.
-    topology: the `topology` block as given; None if there is none.
+    topology: the `topology` block as given, of a run's whole configuration the preset without one; else None.
     options: the backend's own block.
     """
 
@@ -53,7 +54,9 @@ class RuntimeSettings:
             run_id=run_id,
             run_dir=Path(run_dir).absolute(),
             env_vars={key: str(value) for key, value in env_vars.items()},
-            topology=lookup(config, "topology", None),
+            topology=config.resolved_topology()
+            if isinstance(config, RunConfig)
+            else lookup(config, "topology", None),
             options={
                 "job_mode": str(lookup(config, f"runtime.{backend}.job_mode", "process")),
                 "store_name_prefix": str(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 
@@ -135,3 +136,41 @@ def test_many_calls_cost_linearly(make: object) -> None:
     finally:
         gc.enable()
     assert large < 40 * small, "ten times the calls"
+
+
+def test_a_loop_that_awaits_a_call_in_a_kernel_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a signal's handler only books a callback, as ipykernel's does, the wait ends all the same."""
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    call: RemoteCall[None] = RemoteCall()
+
+    async def cell() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        # From another thread without a word to the loop: it is not woken.
+        threading.Timer(0.1, lambda: loop.call_soon(task.cancel)).start()
+        await call
+
+    start = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cell())
+    assert time.monotonic() - start < 5
+
+
+def test_nobody_looks_up_for_a_call_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr("neoproto.runtime.call.LOOK_S", 0.01)
+    booked: list[float] = []
+
+    async def cell() -> None:
+        loop = asyncio.get_running_loop()
+        later = loop.call_later
+        monkeypatch.setattr(loop, "call_later", lambda s, *args: booked.append(s) or later(s, *args))
+        call: RemoteCall[int] = RemoteCall()
+        threading.Timer(0.1, call._settle, [1]).start()
+        assert await call == 1
+        seen = len(booked)
+        assert seen >= 2
+        await asyncio.sleep(0.1)
+        assert [one for one in booked[seen:] if one == 0.01] == []
+
+    asyncio.run(cell())

@@ -1,0 +1,184 @@
+"""What notebooks show of the runtime's objects, from what this process knows. Nobody is asked.
+
+It imports none of them, so that each can import it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from neoproto.tables import MOST_ROWS, short, table_html
+
+if TYPE_CHECKING:
+    from neoproto.runtime.group import RemoteWorkerGroup
+    from neoproto.runtime.members import Members
+    from neoproto.runtime.placement import Placement
+    from neoproto.runtime.pool import ResourcePool
+    from neoproto.runtime.run import Run
+
+MODEL_COLUMNS = (
+    "model",
+    "worker",
+    "cluster",
+    "pool",
+    "nodes",
+    "devices",
+    "ranks",
+    "device",
+    "colocated with",
+)
+_MOST_SPANS = 12
+
+
+def placement_html(placement: Placement) -> str:
+    """The clusters, and where every model runs."""
+    clusters = [
+        (one.name, one.nnodes, one.devices_per_node, one.device_type)
+        for one in placement.clusters[: MOST_ROWS + 1]
+    ]
+    machines = table_html(
+        "Clusters",
+        ("cluster", "nodes", "devices a node", "device"),
+        clusters,
+        total=len(placement.clusters),
+    )
+    rows = [
+        (
+            row.model,
+            row.worker,
+            row.cluster,
+            row.pool,
+            row.nodes,
+            row.devices,
+            row.ranks,
+            row.device_type,
+            row.colocated_with,
+        )
+        for row in placement.placement_rows()
+    ]
+    return machines + table_html("Topology", MODEL_COLUMNS, rows)
+
+
+def pool_html(pool: ResourcePool) -> str:
+    """Where the slots of a pool are."""
+    where = "beside the controller" if pool.beside_controller else f"cluster {pool.cluster}"
+    rows = [
+        ("where", where),
+        ("nodes", spans(pool.block.nodes)),
+        ("devices of each", spans(pool.block.devices)),
+        ("ranks", pool.world_size),
+        ("device", pool.device_type),
+    ]
+    return table_html(f"ResourcePool {pool.name}", (), rows)
+
+
+def call_html(facts: Mapping[str, str], title: str) -> str:
+    """How a call stands."""
+    return table_html(title, (), list(facts.items()))
+
+
+def call_facts(
+    *,
+    state: str,
+    ranks: Sequence[int],
+    answered: Sequence[int] | None,
+    deadline: float,
+    ended: bool,
+) -> dict[str, str]:
+    """What there is to say of a call to some ranks.
+
+    Args:
+        answered: the ranks that have; None where that is not known here.
+        deadline: monotonic.
+        ended: the deadline does not matter any more.
+    """
+    facts = {"state": state, "ranks": spans(ranks)}
+    if answered is not None:
+        which = f": {spans(answered)}" if answered else ""
+        facts["answered"] = f"{len(answered):,} of {len(ranks):,}{which}"
+    if not ended:
+        left = deadline - time.monotonic()
+        facts["deadline"] = (
+            "none" if left == math.inf else f"{left:,.1f} s left" if left > 0 else f"{-left:,.1f} s ago"
+        )
+    return facts
+
+
+def group_html(group: RemoteWorkerGroup, ranks: Sequence[int], methods: Iterable[str], role: str) -> str:
+    """A group or view: its state, its methods, and its processes if they are of this process's runtime."""
+    members: Members | None = getattr(group._link, "members", None)
+    title = f"{type(group).__name__} {group.name}" + (f", role {role}" if role else "")
+    rows: list[tuple[str, object]] = [("ranks", f"{len(ranks):,}: {spans(ranks)}")]
+    if members is not None:
+        rows.append(("state", group_state(members)))
+    roles = [name for name in getattr(group, "_roles", ()) if name]
+    rows.append(
+        ("roles", ", ".join(sorted(roles))) if roles else ("methods", ", ".join(sorted(methods)) or "–")
+    )
+    whole = table_html(title, (), rows)
+    if members is None:
+        return whole
+    infos = members.processes.processes
+    processes = [
+        (rank, infos[rank].host, infos[rank].pid, _rank_state(members, rank)) for rank in ranks[:MOST_ROWS]
+    ]
+    return whole + table_html("processes", ("rank", "host", "pid", "state"), processes, total=len(ranks))
+
+
+def run_html(run: Run, state: str, groups: Iterable[Members]) -> str:
+    """A runtime: its folder, its worker groups, and the topology if it has one."""
+    rows = [("state", state), ("run folder", str(run.run_dir)), ("run id", run.run_id)]
+    whole = table_html(type(run).__name__, (), rows)
+    placement = run.placement
+    if placement is not None:
+        whole += placement_html(placement)
+    listed = [(one.name, one.world_size, group_state(one)) for one in groups]
+    return whole + table_html("Worker groups", ("group", "ranks", "state"), listed)
+
+
+def group_state(members: Members) -> str:
+    """Whether a group takes calls."""
+    if members.closed is not None:
+        return "closed"
+    if members.broken is not None:
+        return f"broken: {members.broken}"
+    living = set(members.living())
+    gone = [rank for rank in range(members.world_size) if rank not in living]
+    return f"open, without rank(s) {spans(gone)}" if gone else "open"
+
+
+def _rank_state(members: Members, rank: int) -> str:
+    if members.closed is not None:
+        return "released"
+    if not members.is_dying([rank]):
+        return "alive"
+    death = members.deaths.get(rank)
+    return "gone" if death is None else f"died: {short(death.cause)}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers in order as text: 0-3, 7, 9-12 …"""
+    parts = list(islice(_spans(numbers), _MOST_SPANS + 1))
+    return ", ".join([*parts[:_MOST_SPANS], *(["…"] if len(parts) > _MOST_SPANS else [])]) or "–"
+
+
+def _spans(numbers: Iterable[int]) -> Iterator[str]:
+    first: Any = None
+    last: Any = None
+    for number in numbers:
+        if first is not None and number == last + 1:
+            last = number
+            continue
+        if first is not None:
+            yield _span(first, last)
+        first = last = number
+    if first is not None:
+        yield _span(first, last)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

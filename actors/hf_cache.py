@@ -1,7 +1,7 @@
 """Keys and values of sequences of different lengths that are decoded together.
 
-Row i of every tensor is sequence i; its tokens lie at positions 0, 1, … and the next one is written behind them.
-What lies further right is stale and masked. `select` drops rows, `append` adds some.
+Row i of every tensor is sequence i; its tokens lie at positions 0, 1, … and the next one is written behind
+them. What lies further right is stale and masked. `select` drops rows, `append` adds some.
 
 Shapes: b = rows, h = key/value heads, c = capacity in tokens, d = head size.
 """
@@ -29,7 +29,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one token a row, [b, h, 1, d], at the row's position; all that is attended to, [b, h, w, d]."""
+        """Write one token a row, [b, h, 1, d], at its position; return what is attended to, [b, h, w, d]."""
         rows = self._rows
         self.keys[rows.index, :, rows.positions] = key_states[:, :, 0]
         self.values[rows.index, :, rows.positions] = value_states[:, :, 0]

@@ -2,10 +2,10 @@
 
     add ─> waiting ──room?──> prompts, each once: cached ─> rows ──step: one token each──> finished
 
-vLLM's bookkeeping takes some 90 us of Python a token and request on a CPU, whatever the model. Here a step is
-one forward pass and a few operations on whole tensors, so its cost hardly grows with the number of requests;
-but attention reads every row up to the longest one, and nothing is shared between calls. Where the model takes
-longer than the bookkeeping, vLLM is the better engine.
+vLLM's bookkeeping takes Python time for every token of every request, whatever the model. Here a step is one
+forward pass and a few operations on whole tensors, so its cost hardly grows with the number of requests; but
+attention reads every row up to the longest one, and no prompt is kept from call to call. Where the model
+takes longer than the bookkeeping, vLLM is the better engine.
 
 Sequences that have ended leave when they are a quarter of the rows: moving the cache costs as much as a step.
 
@@ -141,7 +141,7 @@ class HfEngine:
         kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
         if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
             raise RolloutError(
-                f"{self._options.model}: rollout.name=hf serves models whose layers attend to all earlier tokens"
+                f"{self._options.model}: rollout.name=hf needs layers that attend to all earlier tokens"
             )
 
     def _empty_cache(self) -> RowCache:

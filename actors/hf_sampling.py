@@ -98,7 +98,7 @@ def _inverse(log_probs_bv: Tensor, uniforms_b: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds the uniform number; never one of probability 0."""
     cumulated = log_probs_bv.double().exp().cumsum(dim=-1)
     total = cumulated[:, -1:]
-    # Below the total, to the last bit: then some sum exceeds it, and the token that lifts it there has a share.
+    # Below the total, to the last bit: then some sum exceeds it, and its token has a share.
     targets = torch.minimum(uniforms_b[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulated, targets, right=True)[:, 0]
 

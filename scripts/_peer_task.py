@@ -1,24 +1,29 @@
-"""What both sides of `bench_peer.py` train on: a counting task, its two workloads, and one model for each.
+"""What both sides of `bench_peer.py` train on: counting down, in two workloads, and one model for each.
 
-    "count from 37 to 41"  ->  "37 38 39 40 41"
+    "count down from [3]"  ->  "[3][2][1][0]"        (each number in brackets is one token)
 
-The answer's length is the question's to set, so a distribution of lengths can be asked for; numbers have two
-digits and every byte is a token, hence an answer of n numbers takes 3 n tokens, with the one that ends it.
+The answer's length is the question's to set, so a distribution of lengths can be asked for: an answer that
+starts at n takes n + 2 tokens, with the one that ends it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIRST, LAST = 10, 99
-TOKENS_A_NUMBER = 3
+HIGHEST = 254
+QUESTION = "count down from "
+_RECIPE = 1
+_WARM_START = {"learning_rate": 4e-3, "label_smoothing": 0.05, "check_every": 20, "max_steps": 800}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +33,7 @@ class Workload:
     Attributes:
         max_tokens: limit of an answer; the task's own answers fit.
         goal: of our seconds a step over the peer's.
-        numbers: draws how many numbers an answer has.
+        first: draws the number that is counted down from.
         warm_start_score: where the supervised start ends, see `TinyModelOptions.stop_score`.
         lr: learning rate of both sides.
     """
@@ -36,34 +41,34 @@ class Workload:
     name: str
     max_tokens: int
     goal: str
-    numbers: Callable[[random.Random], int]
+    first: Callable[[random.Random], int]
     warm_start_score: float
     lr: float
 
     @property
-    def most_numbers(self) -> int:
-        return self.max_tokens // TOKENS_A_NUMBER
+    def highest(self) -> int:
+        return min(self.max_tokens - 2, HIGHEST)
 
 
 def uniform(rng: random.Random) -> int:
-    """1 to 10 numbers: answers of 3 to 30 tokens."""
-    return rng.randint(1, 10)
+    """0 to 30: answers of 2 to 32 tokens."""
+    return rng.randint(0, 30)
 
 
 def log_normal(rng: random.Random) -> int:
-    """Median 8 numbers, mean near 13: 24 and near 40 tokens; one answer in a hundred has more than 230."""
-    return max(1, round(rng.lognormvariate(math.log(8.0), 1.0)))
+    """Answers of 25 tokens in the median and 40 in the mean; one in a hundred has over 200."""
+    return max(0, round(rng.lognormvariate(math.log(25.0), 1.0)) - 2)
 
 
 WORKLOADS: Mapping[str, Workload] = {
     one.name: one
     for one in (
-        Workload(name="short", max_tokens=32, goal="<= 1.0", numbers=uniform, warm_start_score=0.4, lr=1e-3),
+        Workload(name="short", max_tokens=32, goal="<= 1.0", first=uniform, warm_start_score=0.4, lr=1e-3),
         Workload(
             name="long_tailed",
             max_tokens=256,
             goal="<= 0.6",
-            numbers=log_normal,
+            first=log_normal,
             warm_start_score=0.4,
             lr=1e-3,
         ),
@@ -80,36 +85,28 @@ class Questions:
 
 
 def draw_questions(workload: Workload, *, train: int, held_out: int, seed: int = 0) -> Questions:
-    """Draw by the workload's distribution, a question as often as it comes; the first draws are held out."""
-    drawn = _draws(workload, random.Random(seed))
-    tests = [next(drawn) for _ in range(held_out)]
-    kept = set(tests)
-    rows: list[tuple[int, int]] = []
-    while len(rows) < train:
-        question = next(drawn)
-        if question not in kept:
-            rows.append(question)
-    return Questions(
-        train=tuple(_row(*question) for question in rows),
-        held_out=tuple(_row(*question) for question in tests),
-    )
+    """Draw by the workload's distribution, a question as often as it comes.
+
+    There are only as many questions as numbers, so held-out ones are other draws of questions that are
+    trained on: scores say how well the task was learnt, not how it generalises.
+    """
+    rng = random.Random(seed)
+    drawn = (workload.first(rng) for _ in itertools.count())
+    rows = [
+        _row(first)
+        for first in itertools.islice((n for n in drawn if n <= workload.highest), train + held_out)
+    ]
+    return Questions(train=tuple(rows[held_out:]), held_out=tuple(rows[:held_out]))
 
 
-def _draws(workload: Workload, rng: random.Random) -> Iterator[tuple[int, int]]:
-    """(first number, how many)."""
-    most = min(workload.most_numbers, LAST - FIRST + 1)
-    while True:
-        count = workload.numbers(rng)
-        if count <= most:
-            yield rng.randint(FIRST, LAST - count + 1), count
-
-
-def _row(first: int, count: int) -> dict[str, Any]:
-    answer = " ".join(str(number) for number in range(first, first + count))
+def _row(first: int) -> dict[str, Any]:
     return {
-        "prompt": [{"role": "user", "content": f"count from {first} to {first + count - 1}"}],
-        "data_source": "count",
-        "reward_model": {"style": "exact_match", "ground_truth": answer},
+        "prompt": [{"role": "user", "content": f"{QUESTION}[{first}]"}],
+        "data_source": "count_down",
+        "reward_model": {
+            "style": "exact_match",
+            "ground_truth": "".join(f"[{number}]" for number in range(first, -1, -1)),
+        },
         "extra_info": {},
     }
 
@@ -121,12 +118,41 @@ def write_rows(path: Path, rows: tuple[dict[str, Any], ...]) -> None:
 
 def make_model(workload: Workload, questions: Questions, cache: Path) -> Path:
     """The model both sides start from: the built-in one's shape, taught on the training questions; cached."""
-    from actors.tiny_model import TinyModelOptions, ensure_tiny_model
+    from actors.tiny_model import TinyModelOptions
+    from actors.tiny_tokenizer import build_tokenizer
 
-    options = TinyModelOptions(
-        label_smoothing=0.02, stop_score=workload.warm_start_score, max_steps=1500, batch_size=64
-    )
-    return ensure_tiny_model(options, questions.train, cache)
+    options = TinyModelOptions(stop_score=workload.warm_start_score, **_WARM_START)
+    told = json.dumps([_RECIPE, dataclasses.asdict(options), questions.train], sort_keys=True)
+    folder = cache / "models" / f"peer-{workload.name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    if not folder.exists():
+        phrases = [QUESTION, *(f"[{number}]" for number in range(HIGHEST + 1))]
+        tokenizer = build_tokenizer(phrases, max_length=options.max_positions)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as scratch:
+            _teach(Path(scratch, "model"), options, tokenizer, questions)
+            Path(scratch, "model").rename(folder)
+    return folder
+
+
+def _teach(folder: Path, options: Any, tokenizer: Any, questions: Questions) -> None:
+    import torch
+
+    from actors.tiny_model import new_model
+    from actors.warm_start import WarmStart, encode, examples_of, warm_start
+
+    def show(state: WarmStart) -> None:
+        print(
+            f"warm start, step {state.step}: sampled {state.sampled:.3f}, greedy {state.greedy:.3f}",
+            flush=True,
+        )
+
+    torch.set_num_threads(options.num_threads)
+    torch.manual_seed(options.seed)
+    encoded = encode(examples_of(questions.train), tokenizer, longest=options.max_positions)
+    model = new_model(options, tokenizer)
+    warm_start(model, encoded, options, seed=options.seed, progress=show)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def score(folder: Path, rows: tuple[dict[str, Any], ...], *, longest: int = 512) -> tuple[float, float]:
@@ -150,8 +176,3 @@ def score(folder: Path, rows: tuple[dict[str, Any], ...], *, longest: int = 512)
         for values in zip(*found, strict=True)
     )
     return sampled, greedy
-
-
-def fingerprint(folder: Path) -> str:
-    """Of a model's weights, to say that two runs started from the same ones."""
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]

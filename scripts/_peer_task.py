@@ -23,7 +23,6 @@ from typing import Any
 HIGHEST = 254
 QUESTION = "count down from "
 _RECIPE = 1
-_WARM_START = {"learning_rate": 4e-3, "label_smoothing": 0.05, "check_every": 20, "max_steps": 800}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +120,7 @@ def make_model(workload: Workload, questions: Questions, cache: Path) -> Path:
     from actors.tiny_model import TinyModelOptions
     from actors.tiny_tokenizer import build_tokenizer
 
-    options = TinyModelOptions(stop_score=workload.warm_start_score, **_WARM_START)
+    options = TinyModelOptions(label_smoothing=0.0, stop_score=workload.warm_start_score, max_steps=800)
     told = json.dumps([_RECIPE, dataclasses.asdict(options), questions.train], sort_keys=True)
     folder = cache / "models" / f"peer-{workload.name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     if not folder.exists():

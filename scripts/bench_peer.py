@@ -157,6 +157,7 @@ def overrides(course: Course, algorithm: str, options: Options, *, seed: int, st
         f"{actor}.optim.lr_warmup_steps=0",
         f"{actor}.optim.lr_scheduler_type=constant",
         f"{actor}.num_threads={options.threads}",
+        f"{rollout}.name=hf",
         f"{rollout}.n={SAMPLES}",
         f"{rollout}.num_threads={options.threads}",
         f"trainer.total_training_steps={steps}",

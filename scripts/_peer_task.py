@@ -34,7 +34,9 @@ class Workload:
         goal: of our seconds a step over the peer's.
         first: draws the number that is counted down from.
         warm_start_score: where the supervised start ends, see `TinyModelOptions.stop_score`.
+        check_every: supervised steps between two looks at that score.
         lr: learning rate of both sides.
+        micro: rows of one forward and backward pass on our side, which sorts them by length.
     """
 
     name: str
@@ -42,7 +44,9 @@ class Workload:
     goal: str
     first: Callable[[random.Random], int]
     warm_start_score: float
+    check_every: int
     lr: float
+    micro: int
 
     @property
     def highest(self) -> int:
@@ -62,14 +66,25 @@ def log_normal(rng: random.Random) -> int:
 WORKLOADS: Mapping[str, Workload] = {
     one.name: one
     for one in (
-        Workload(name="short", max_tokens=32, goal="<= 1.0", first=uniform, warm_start_score=0.4, lr=1e-3),
+        Workload(
+            name="short",
+            max_tokens=32,
+            goal="<= 1.0",
+            first=uniform,
+            warm_start_score=0.4,
+            check_every=2,
+            lr=2e-4,
+            micro=64,
+        ),
         Workload(
             name="long_tailed",
             max_tokens=256,
             goal="<= 0.6",
             first=log_normal,
             warm_start_score=0.4,
-            lr=1e-3,
+            check_every=10,
+            lr=2e-4,
+            micro=16,
         ),
     )
 }
@@ -120,7 +135,12 @@ def make_model(workload: Workload, questions: Questions, cache: Path) -> Path:
     from actors.tiny_model import TinyModelOptions
     from actors.tiny_tokenizer import build_tokenizer
 
-    options = TinyModelOptions(label_smoothing=0.0, stop_score=workload.warm_start_score, max_steps=800)
+    options = TinyModelOptions(
+        label_smoothing=0.0,
+        stop_score=workload.warm_start_score,
+        check_every=workload.check_every,
+        max_steps=800,
+    )
     told = json.dumps([_RECIPE, dataclasses.asdict(options), questions.train], sort_keys=True)
     folder = cache / "models" / f"peer-{workload.name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
     if not folder.exists():

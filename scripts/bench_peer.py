@@ -157,9 +157,12 @@ def overrides(course: Course, algorithm: str, options: Options, *, seed: int, st
         f"{actor}.optim.lr_warmup_steps=0",
         f"{actor}.optim.lr_scheduler_type=constant",
         f"{actor}.num_threads={options.threads}",
+        f"{actor}.ppo_micro_batch_size_per_gpu={course.workload.micro}",
         f"{rollout}.name=hf",
         f"{rollout}.n={SAMPLES}",
         f"{rollout}.num_threads={options.threads}",
+        # One update per batch: the policy is the one that sampled, and its log-probs need no second pass.
+        "algorithm.rollout_correction.bypass_mode=true",
         f"trainer.total_training_steps={steps}",
         f"trainer.seed={seed}",
         "trainer.save_freq=-1",
@@ -299,6 +302,11 @@ def take_turns(
             python, course, algorithm, options, folder / f"{name}_trl", seed=turn + 1, seconds=mine.training_s
         )
         pairs.append((mine, theirs))
+        print(
+            f"{name}: {mine.median_s:.3f} s a step, TRL {theirs.median_s:.3f}; "
+            f"scores {mine.sampled:.3f}, {theirs.sampled:.3f}",
+            flush=True,
+        )
         guess = mine.training_s / steps
     return pairs, versions
 

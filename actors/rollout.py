@@ -173,7 +173,7 @@ class RolloutWorker(Worker):
     """One replica. Calls overlap: requests of several callers run in one batch."""
 
     def __init__(self, options: RolloutOptions) -> None:
-        self._rollout = Rollout(options, EngineThread(lambda: _build(options.engine)))
+        self._rollout = Rollout(options, EngineThread(lambda: build_engine(options.engine)))
 
     @register(dispatch_mode=SPREAD)
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -236,7 +236,7 @@ class RolloutWorker(Worker):
         return self._rollout.stats()
 
 
-def _build(options: EngineOptions) -> StepEngine:
+def build_engine(options: EngineOptions) -> StepEngine:
     """The engine of that name; what it is made with is imported here, since the controller must not."""
     if options.name == "hf":
         from actors.hf_engine import HfEngine

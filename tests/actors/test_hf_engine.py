@@ -26,6 +26,12 @@ def thread(folder: Path, **changes: Any) -> EngineThread:
     return EngineThread(lambda: HfEngine(cases.engine_options(str(folder), **changes)))
 
 
+def test_the_worker_takes_the_engine_that_was_chosen(model: Any, tmp_path: Path) -> None:
+    from actors.rollout import build_engine
+
+    assert isinstance(build_engine(cases.engine_options(str(tmp_path), name="hf")), HfEngine)
+
+
 def run_all(engine: HfEngine, asked: list[Any]) -> list[Generation]:
     """All answers, in the order of the requests."""
     for index, request in enumerate(asked):

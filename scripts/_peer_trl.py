@@ -43,14 +43,13 @@ def trainer_options(job: dict[str, Any]) -> dict[str, Any]:
 
     Of gradient checkpointing, bf16, logging and saving, TRL's defaults are those for large models on GPUs.
     """
-    samples = job["prompts"] * job["samples"]
     common: dict[str, Any] = {
         "output_dir": job["folder"],
         "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
-        "per_device_train_batch_size": samples // job["accumulation"],
-        "gradient_accumulation_steps": job["accumulation"],
+        "per_device_train_batch_size": job["prompts"] * job["samples"],
+        "gradient_accumulation_steps": 1,
         "num_generations": job["samples"],
         "num_iterations": 1,
         "max_completion_length": job["max_tokens"],
@@ -75,8 +74,10 @@ def trainer_options(job: dict[str, Any]) -> dict[str, Any]:
     }
     if job["algorithm"] == "grpo":
         # The mean over all tokens of the batch, advantages divided by the group's deviation.
-        return common | {"loss_type": "dapo", "scale_rewards": "group", "epsilon": 0.2}
-    return common | {"normalize_advantages": False, "epsilon": 0.2}
+        common |= {"loss_type": "dapo", "scale_rewards": "group", "epsilon": 0.2}
+    else:
+        common |= {"normalize_advantages": False, "epsilon": 0.2}
+    return common | dict(job["options"])
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:

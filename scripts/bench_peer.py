@@ -72,7 +72,7 @@ class Options:
     warmup: int
     cores: str
     threads: int
-    accumulation: Mapping[str, int]
+    peer_options: Mapping[str, Any]
     cache: Path
     keep: Path | None
     overrides: tuple[str, ...]
@@ -103,6 +103,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--cache", type=Path, help="for models and the peer's environment (default: the project's)"
     )
+    parser.add_argument(
+        "--peer-options",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="over those of TRL's configuration, to see whether others are faster",
+    )
     parser.add_argument("--keep", type=Path, help="folder for the runs (default: temporary, removed)")
     parser.add_argument("--quick", action="store_true", help="one short turn, to try it out")
     parser.add_argument("overrides", nargs="*", help="given to every run of ours")
@@ -121,7 +128,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         warmup=1 if given.quick else given.warmup,
         cores=given.cores,
         threads=given.threads,
-        accumulation={"short": 1, "long_tailed": 1},
+        peer_options=given.peer_options,
         cache=given.cache,
         keep=given.keep,
         overrides=tuple(given.overrides),
@@ -222,7 +229,7 @@ def job_of(
         "samples": SAMPLES,
         "max_tokens": course.workload.max_tokens,
         "lr": course.workload.lr,
-        "accumulation": options.accumulation[course.workload.name],
+        "options": dict(options.peer_options),
         "threads": options.threads,
         "seed": seed,
         "seconds": seconds,

@@ -119,6 +119,9 @@ def test_both_sides_are_told_the_same(scripts: SimpleNamespace, course: Any, alg
     assert given["data.train_files"] == f"[{job['rows']}]"
     assert given["actor_rollout_ref.model.path"] == job["model"]
     assert given["algorithm.gamma"] == "0.5"
+    other = scripts.bench.parse(["--cache", "/nowhere", "--peer-options", '{"top_k": 3}'])
+    job = scripts.bench.job_of(course, algorithm, other, Path("/f"), seed=7, seconds=30.0)
+    assert scripts.trl.trainer_options(job) == told | {"top_k": 3}
 
 
 def test_the_overrides_are_options_of_the_shipped_configuration(

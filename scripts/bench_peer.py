@@ -167,7 +167,8 @@ def overrides(course: Course, algorithm: str, options: Options, *, seed: int, st
         f"{actor}.ppo_micro_batch_size_per_gpu={course.workload.micro}",
         f"{rollout}.name=hf",
         f"{rollout}.n={SAMPLES}",
-        f"{rollout}.num_threads={options.threads}",
+        # One: threads of two processes that wait for work keep the cores from each other.
+        f"{rollout}.num_threads=1",
         # One update per batch: the policy is the one that sampled, and its log-probs need no second pass.
         "algorithm.rollout_correction.bypass_mode=true",
         f"trainer.total_training_steps={steps}",

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from actors.engine import EngineThread, EngineTimes
-from actors.rollout_options import RolloutOptions
+from actors.rollout_options import EngineOptions, RolloutOptions
 from actors.spread import SPREAD
+from actors.step_engine import StepEngine
 from actors.weight_registry import Group, GroupRegistry
 from neoproto.data import DataProto
 from neoproto.data.generation import GenerateRequest, Generation, SamplingParams, request_seed
@@ -172,9 +173,7 @@ class RolloutWorker(Worker):
     """One replica. Calls overlap: requests of several callers run in one batch."""
 
     def __init__(self, options: RolloutOptions) -> None:
-        from actors.vllm_engine import VllmEngine  # imports vLLM, which the controller must not
-
-        self._rollout = Rollout(options, EngineThread(lambda: VllmEngine(options.engine)))
+        self._rollout = Rollout(options, EngineThread(lambda: build_engine(options.engine)))
 
     @register(dispatch_mode=SPREAD)
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -235,6 +234,17 @@ class RolloutWorker(Worker):
     async def stats(self) -> dict[str, float]:
         """See `Rollout.stats`."""
         return self._rollout.stats()
+
+
+def build_engine(options: EngineOptions) -> StepEngine:
+    """The engine of that name; what it is made with is imported here, since the controller must not."""
+    if options.name == "hf":
+        from actors.hf_engine import HfEngine
+
+        return HfEngine(options)
+    from actors.vllm_engine import VllmEngine
+
+    return VllmEngine(options)
 
 
 def _store() -> ObjectStore:

@@ -33,6 +33,7 @@ class EngineOptions:
     """One replica's engine.
 
     Attributes:
+        name: "vllm", or "hf": transformers, CPU only.
         model: Hugging Face folder the engine starts from.
         dtype: of the weights and the arithmetic, for example "float32".
         device: "cpu" or "gpu".
@@ -48,6 +49,7 @@ class EngineOptions:
         enable_prefix_caching: samples of one prompt share its key/value cache.
     """
 
+    name: Literal["vllm", "hf"] = "vllm"
     model: str
     dtype: str = "float32"
     device: Literal["cpu", "gpu"] = "cpu"
@@ -62,6 +64,8 @@ class EngineOptions:
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
+        if self.name == "hf" and self.device != "cpu":
+            raise ConfigError("actor_rollout_ref.rollout.name=hf runs on CPUs only; on a GPU take vllm")
         if not self.eos_token_ids:
             raise ConfigError("rollout: at least one end-of-sequence token is needed, the tokenizer has none")
 
@@ -134,34 +138,42 @@ class RolloutOptions:
 def rollout_env(options: EngineOptions) -> dict[str, str]:
     """Environment of the replica's process, to be set at spawn, before anything is imported there."""
     env = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_LOGGING_COLOR": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(options.threads),
     }
     if options.device == "cpu":
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         # Spinning threads take the cores that trainers and other replicas need: seen 3 times slower on a busy
         # machine, and not faster on an idle one.
         env["OMP_WAIT_POLICY"] = "passive"
+    if options.name == "hf":
+        return env
+    env |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_COLOR": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
+    }
+    if options.device == "cpu":
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if options.enforce_eager:
             # vLLM's sampler compiles one small function even in eager mode: seconds, and a C++ compiler.
             env["TORCHDYNAMO_DISABLE"] = "1"
     return env
 
 
-def check_servable(model: str | Path, *, max_model_len: int, device: str, field: str) -> None:
-    """Refuse a model that vLLM could only fail on later, by its `config.json`.
+def check_servable(
+    model: str | Path, *, max_model_len: int, device: str, field: str, engine: str = "vllm"
+) -> None:
+    """Refuse a model that the engine could only fail on later, by its `config.json`.
 
     Args:
         model: Hugging Face folder.
         max_model_len: tokens of the longest prompt and answer together.
         device: "cpu" or "gpu".
         field: the configuration key the model comes from, for messages.
+        engine: "vllm", whose kernels know certain head sizes, or "hf".
 
     Raises:
         ConfigError: more positions asked for than the model has; a head size that the CPU kernels lack.
@@ -174,7 +186,8 @@ def check_servable(model: str | Path, *, max_model_len: int, device: str, field:
             f"{field}: {model} has {positions} positions (max_position_embeddings), prompts and answers "
             f"need up to {max_model_len}"
         )
-    if device == "cpu" and (found := head_dim(config)) is not None and found not in CPU_HEAD_DIMS:
+    vllm_on_cpu = engine == "vllm" and device == "cpu"
+    if vllm_on_cpu and (found := head_dim(config)) is not None and found not in CPU_HEAD_DIMS:
         problems.append(
             f"{field}: {model} has attention heads of size {found}; vLLM on CPU has kernels for "
             f"{', '.join(map(str, CPU_HEAD_DIMS))}"

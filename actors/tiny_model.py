@@ -151,7 +151,7 @@ def make_tiny_model(
     tokenizer = build_tokenizer(phrases, max_length=options.max_positions)
     encoded = encode(examples, tokenizer, longest=options.max_positions)
     with _reproducible(options):
-        model = _new_model(options, tokenizer)
+        model = new_model(options, tokenizer)
         end = warm_start(model, encoded, options, seed=options.seed, progress=progress)
     with no_progress_bar():
         model.save_pretrained(folder)
@@ -169,7 +169,8 @@ def make_tiny_model(
     return end
 
 
-def _new_model(options: TinyModelOptions, tokenizer: Any) -> Any:
+def new_model(options: TinyModelOptions, tokenizer: Any) -> Any:
+    """A Llama of this shape with torch's random weights, for this tokenizer."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     tokens = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}

@@ -12,13 +12,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import EngineArgs, LLMEngine
 from vllm import SamplingParams as VllmSamplingParams
 from vllm.inputs.engine import tokens_input
@@ -27,30 +25,18 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 
 from actors.continuation import Partial
+from actors.model_layout import model_layout
 from actors.rollout_options import EngineOptions, head_dim, read_model_config
 from neoproto.data.generation import GenerateRequest, Generation
 from neoproto.data.paths import is_full
 from neoproto.errors import RolloutError, WeightMismatch
-from neoproto.weights import TensorLayout, WeightVersion, check_layout, dtype_name, parse_dtype
+from neoproto.weights import TensorLayout, WeightVersion, parse_dtype
 
 _SHM = Path("/dev/shm")
 _KV_BLOCK = 32
 _KV_SPARE_BLOCKS = 64
 _MOST_DEFAULT_KV_BYTES = 4 << 30
 _MIN_BATCHED_TOKENS = 2048
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelLayout:
-    """What weights of a model consist of.
-
-    Attributes:
-        tensors: layout by name.
-        tied: names that share their bytes with an earlier one; weights may carry them or leave them out.
-    """
-
-    tensors: Mapping[str, TensorLayout]
-    tied: frozenset[str]
 
 
 class VllmEngine:
@@ -127,12 +113,7 @@ class VllmEngine:
         return partials
 
     def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None:
-        known_tied = self._layout.tied
-        check_layout(
-            {name: form for name, form in layout.items() if name not in known_tied},
-            {name: form for name, form in self._layout.tensors.items() if name not in known_tied},
-            what=what,
-        )
+        self._layout.check(layout, what)
 
     def load(self, version: WeightVersion, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Replace all weights.
@@ -203,28 +184,6 @@ def default_kv_bytes(options: EngineOptions) -> int:
     block_bytes = 2 * config["num_hidden_layers"] * token_bytes * _KV_BLOCK
     blocks = options.max_num_seqs * -(-options.max_model_len // _KV_BLOCK) + _KV_SPARE_BLOCKS
     return int(min(_MOST_DEFAULT_KV_BYTES, block_bytes * blocks))
-
-
-def model_layout(model: str | Path, dtype: torch.dtype) -> ModelLayout:
-    """Names, shapes and dtypes of the Hugging Face model of this folder, floating-point ones as `dtype`.
-
-    No weights are read.
-    """
-    with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(model, local_files_only=True), dtype=dtype
-        )
-    built.tie_weights()
-    tensors: dict[str, TensorLayout] = {}
-    tied: set[str] = set()
-    seen: set[int] = set()
-    for name, parameter in built.named_parameters(remove_duplicate=False):
-        own_dtype = dtype if parameter.is_floating_point() else parameter.dtype
-        tensors[name] = TensorLayout(dtype=dtype_name(own_dtype), shape=tuple(parameter.shape))
-        if id(parameter) in seen:
-            tied.add(name)
-        seen.add(id(parameter))
-    return ModelLayout(tensors=tensors, tied=frozenset(tied))
 
 
 def sampling_params(request: GenerateRequest, stop_ids: list[int]) -> VllmSamplingParams:

@@ -17,6 +17,7 @@ _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "==": operator.eq,
+    ">": operator.gt,
 }
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,28 @@ class Run:
         return float(next(v for name, v in row.items() if re.fullmatch(rf"val-core/.*/acc/{label}", name)))
 
 
-def run(folder: Path, cache: Path, *overrides: str, config: str = "ppo_monarch") -> Run:
-    """Run the command to its end, sampling the memory of its process tree."""
-    command = [sys.executable, "-m", "neoproto.run", "--config-name", config, f"runtime.run_dir={folder}"]
+def run(
+    folder: Path,
+    cache: Path,
+    *overrides: str,
+    config: str = "ppo_monarch",
+    prefix: Sequence[str] = (),
+    measure_memory: bool = True,
+) -> Run:
+    """Run the command to its end, sampling the memory of its process tree if asked to.
+
+    Args:
+        prefix: what the command is started with, `taskset -c 0,1` say.
+    """
+    command = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "neoproto.run",
+        "--config-name",
+        config,
+        f"runtime.run_dir={folder}",
+    ]
     started, begin, peak = time.time(), time.perf_counter(), 0
     output = folder.with_suffix(".out")
     with output.open("w") as sink:
@@ -46,7 +66,8 @@ def run(folder: Path, cache: Path, *overrides: str, config: str = "ppo_monarch")
             stderr=subprocess.STDOUT,
         )
         while process.poll() is None:
-            peak = max(peak, tree_pss(str(folder)))
+            if measure_memory:
+                peak = max(peak, tree_pss(str(folder)))
             time.sleep(1.0)
     seconds = time.perf_counter() - begin
     if process.returncode != 0:

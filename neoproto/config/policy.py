@@ -128,10 +128,12 @@ class ValKwargsConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Generation with vLLM; every rank is a replica that holds the whole model."""
+    """Generation; every rank is a replica that holds the whole model."""
 
-    name: Literal["vllm"] = "vllm"
-    """The engine."""
+    name: Literal["vllm", "hf"] = "vllm"
+    """The engine. hf = transformers, whole tensors at a time: faster for tiny models on CPUs (it runs nowhere
+    else), where vLLM's bookkeeping takes longer than the model; kv_cache_gib, gpu_memory_utilization and
+    enforce_eager are vllm's."""
     n_gpus_per_node: Count | None = None
     """Devices of its own on every node of the preset topology, one replica each, in the asynchronous modes
     (null = 1); in sync mode rollout has those of training."""

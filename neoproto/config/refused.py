@@ -73,7 +73,7 @@ REFUSED_KEYS: dict[str, str] = {
 """By last key, wherever it stands."""
 
 REFUSED_VALUES: dict[str, str] = {
-    "actor_rollout_ref.rollout.name": "the only engine is vllm",
+    "actor_rollout_ref.rollout.name": "the engines are vllm and hf",
     "actor_rollout_ref.rollout.top_p": "training needs 1, as log-probs of a cut-off distribution "
     "cannot be compared with the policy's; rollout.val_kwargs.top_p is free",
     "actor_rollout_ref.rollout.top_k": "training needs -1, as log-probs of a cut-off distribution "

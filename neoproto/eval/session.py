@@ -132,6 +132,7 @@ def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval
         max_model_len=config.max_model_len,
         device=device,
         field="actor_rollout_ref.model.path",
+        engine=config.actor_rollout_ref.rollout.name,
     )
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)

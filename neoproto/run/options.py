@@ -125,6 +125,7 @@ def rollout_options(
     validation = rollout.val_kwargs
     return RolloutOptions(
         engine=EngineOptions(
+            name=rollout.name,
             model=str(model_dir),
             dtype=rollout.dtype,
             device=device,

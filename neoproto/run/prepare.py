@@ -86,6 +86,7 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         max_model_len=config.max_model_len,
         device=device,
         field="actor_rollout_ref.model.path",
+        engine=config.actor_rollout_ref.rollout.name,
     )
     critic = config.critic.model.path
     critic_dir = model_dir if critic is None else check_model_folder(critic, field="critic.model.path")

@@ -343,6 +343,11 @@ def test_the_environment_says_threads_and_compiles_nothing_on_a_cpu() -> None:
     assert made["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     gpu = rollout_env(EngineOptions(model="m", max_model_len=4, eos_token_ids=(2,), device="gpu"))
     assert "TORCHDYNAMO_DISABLE" not in gpu
+    hf = rollout_env(EngineOptions(name="hf", model="m", max_model_len=4, eos_token_ids=(2,), threads=3))
+    assert hf["OMP_NUM_THREADS"] == "3"
+    assert not any(name.startswith("VLLM") for name in hf)
+    with pytest.raises(ConfigError, match="runs on CPUs only"):
+        EngineOptions(name="hf", model="m", max_model_len=4, eos_token_ids=(2,), device="gpu")
 
 
 def test_a_model_that_cannot_be_served_is_refused_early(tmp_path: Any) -> None:
@@ -354,6 +359,7 @@ def test_a_model_that_cannot_be_served_is_refused_early(tmp_path: Any) -> None:
     assert "heads of size 24" in caught.value.problems[1]
     assert 24 not in CPU_HEAD_DIMS
     check_servable(tmp_path, max_model_len=16, device="gpu", field="model.path")
+    check_servable(tmp_path, max_model_len=16, device="cpu", field="model.path", engine="hf")
     config.write_text("{")
     with pytest.raises(ConfigError, match=r"model\.path: .*config\.json cannot be read"):
         check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path")

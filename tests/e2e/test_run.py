@@ -152,8 +152,12 @@ def test_ppo(start: Start, cache: Path) -> None:
     assert not (done.folder / "logs" / "reference").exists()
 
 
-def test_grpo_with_kl_in_the_loss(start: Start, built_in_model: Path) -> None:
-    kl = ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.01"]
+def test_grpo_with_kl_in_the_loss_and_transformers_as_the_engine(start: Start, built_in_model: Path) -> None:
+    kl = [
+        "actor_rollout_ref.rollout.name=hf",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.01",
+    ]
     done = check_clean_end(start("--config-name", "grpo_monarch", "+smoke=tiny", *kl))
     check_logs(done, {"actor": 1, "reference": 1, "rollout-0": 1, "reward": 1})
     check_metrics(done, METRICS | REFERENCE)

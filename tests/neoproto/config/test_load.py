@@ -164,7 +164,6 @@ def test_an_unknown_key_in_a_list_gets_the_nearest_one() -> None:
         ("actor_rollout_ref.rollout.mode", "async"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size", 2),
         ("actor_rollout_ref.rollout.name", "sglang"),
-        ("actor_rollout_ref.rollout.name", "hf"),
         ("actor_rollout_ref.rollout.top_p", 0.9),
         ("actor_rollout_ref.rollout.top_k", 50),
         ("actor_rollout_ref.model.trust_remote_code", True),

@@ -21,8 +21,6 @@ OF_OTHERS = {"docs/coming-from-verl.md", "docs/notebooks.md"}
 OWN_CONFIGS = {"my_ppo", "words", "config"}
 """Names of configurations that the reader makes, or a run has made."""
 FREE_OPTIONS = ("--help", "--cfg", "--config-name", "-cn", "--config-dir", "-cd", "--shell-completion")
-ARRIVING = {"docs/smollm2.md", "docs/notebooks.md"}
-"""Pages that may be linked to before they are there."""
 FOLDERS = "neoproto|meshes|actors|configs|scripts|tests|docs|requirements"
 SECTIONS = "|".join(RunConfig.model_fields)
 OPEN = ("runtime.env_vars", "rollout.env", "data.task.options", "custom_advantage_function.options")
@@ -42,8 +40,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = page if not path else (page.parent / path).resolve()
-        if target.is_relative_to(ROOT) and name_of(target) in ARRIVING:
-            continue
         inside = target.is_relative_to(ROOT) and target.exists()
         if not inside or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
             broken.append(link)
@@ -54,7 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_files_of_the_repository_exist(page: Path) -> None:
     text, missing = page.read_text(encoding="utf-8"), []
     for path in re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./*-]*\w)(?![\w{{…])", text):
-        if path not in ARRIVING and not [*ROOT.glob(path), *ROOT.glob(f"{path}.py")]:
+        if not [*ROOT.glob(path), *ROOT.glob(f"{path}.py")]:
             missing.append(path)
     assert missing == []
 

@@ -97,7 +97,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--algorithms", type=_names(ALGORITHMS), default=ALGORITHMS)
     parser.add_argument("--turns", type=int, default=3, help="of each side, each with a seed of its own")
     parser.add_argument("--seconds", type=float, default=30.0, help="of training in a turn, about")
-    parser.add_argument("--warmup", type=int, default=3, help="first steps that are left out of the medians")
+    parser.add_argument("--warmup", type=int, default=2, help="first steps that are left out of the medians")
     parser.add_argument("--cores", default=cores, help="as for taskset -c (default: all of this process)")
     parser.add_argument("--threads", type=int, default=2, help="of torch, on both sides")
     parser.add_argument(

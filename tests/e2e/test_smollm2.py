@@ -50,7 +50,7 @@ def test_two_steps_of_ppo(start: Start, smollm2: Path) -> None:
     assert [row["training/global_step"] for row in done.steps] == [1, 2]
     for row in done.steps:
         assert all(math.isfinite(value) for value in row.values())
-        assert row["training/rollout_log_probs_diff_max"] <= 1e-2
+        assert row["training/rollout_log_probs_diff_max"] <= 1e-3
         assert row["actor/grad_norm"] > 0
         assert row["critic/grad_norm"] > 0
         assert row["response_length/min"] >= 1

@@ -43,6 +43,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     f"{ACTOR}.grad_clip": (0.5, {"actor"}),
     f"{ACTOR}.num_threads": (2, {"actor", "reference"}),
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": (32, {"reference"}),
+    f"{ROLLOUT}.name": ("hf", {"rollout"}),
     f"{ROLLOUT}.n": (2, TRAINED | {"rollout"}),
     f"{ROLLOUT}.temperature": (0.6, {"actor", "reference", "rollout"}),
     f"{ROLLOUT}.seed": (5, {"rollout"}),

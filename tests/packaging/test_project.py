@@ -62,7 +62,7 @@ def test_the_table_of_known_versions_agrees_with_the_project_and_the_lock() -> N
 
 
 MEASURED = ("ray", "trl", "datasets")
-"""What benchmarks compare with: where it happens to be installed, or in an environment that they make for it."""
+"""What benchmarks compare with, where it is installed or in an environment that they make."""
 
 
 def test_every_package_that_is_imported_is_declared() -> None:

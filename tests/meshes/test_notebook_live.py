@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from nbclient import NotebookClient
 
 from tests.meshes.leftovers import wait_until_clean
@@ -188,7 +189,11 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
     def _interrupt(self) -> None:
-        self.manager.interrupt_kernel()
+        # `interrupt_kernel` does this on an event loop that it makes for the thread and leaves open.
+        kernel = self.manager.provisioner
+        assert isinstance(kernel, LocalProvisioner)
+        assert kernel.pgid is not None
+        os.killpg(kernel.pgid, signal.SIGINT)
 
 
 @pytest.fixture

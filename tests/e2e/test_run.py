@@ -85,7 +85,7 @@ def check_clean_end(command: Command, *, sources: tuple[str, ...] = (SOURCE,), *
 
 
 def check_logs(done: Finished, ranks: dict[str, int], *, vllm: bool = True) -> None:
-    """One log a rank; the terminal is not where workers write to. vLLM is only there where it is asked for."""
+    """One log a rank; the terminal is not where workers write to. vLLM is only where it was asked for."""
     for group, count in ranks.items():
         logs = sorted(path.name for path in (done.folder / "logs" / group).glob("*.log"))
         assert logs == [f"rank{rank}.log" for rank in range(count)]

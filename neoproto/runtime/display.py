@@ -46,7 +46,12 @@ def placement_html(placement: Placement) -> str:
         clusters,
         total=len(placement.clusters),
     )
-    rows = [
+    return machines + table_html("Topology", MODEL_COLUMNS, model_cells(placement))
+
+
+def model_cells(placement: Placement) -> list[tuple[str | int, ...]]:
+    """A row for each model, under `MODEL_COLUMNS`."""
+    return [
         (
             row.model,
             row.worker,
@@ -60,7 +65,6 @@ def placement_html(placement: Placement) -> str:
         )
         for row in placement.placement_rows()
     ]
-    return machines + table_html("Topology", MODEL_COLUMNS, rows)
 
 
 def pool_html(pool: ResourcePool) -> str:

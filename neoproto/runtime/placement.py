@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from neoproto.runtime.display import MODEL_COLUMNS, placement_html
+from neoproto.runtime.display import MODEL_COLUMNS, model_cells, placement_html
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -205,18 +205,8 @@ def placement_table(placement: Placement | None) -> Table:
     table = Table(title="Topology")
     for column in MODEL_COLUMNS:
         table.add_column(column)
-    for row in () if placement is None else placement.placement_rows():
-        table.add_row(
-            row.model,
-            row.worker,
-            row.cluster,
-            row.pool,
-            row.nodes,
-            row.devices,
-            str(row.ranks),
-            row.device_type,
-            row.colocated_with,
-        )
+    for cells in () if placement is None else model_cells(placement):
+        table.add_row(*map(str, cells))
     return table
 
 

@@ -139,10 +139,8 @@ def section_in(kind: Any) -> type[BaseModel] | None:
     return next((found for one in get_args(kind) if (found := section_in(one))), None)
 
 
-@each_page
+@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page) not in OF_OTHERS], ids=name_of)
 def test_options_in_the_text_exist(page: Path) -> None:
-    if name_of(page) in OF_OTHERS:
-        pytest.skip("it names other things, too")
     wrong = []
     for words in re.findall(r"`([^`\n]+)`", prose(page.read_text(encoding="utf-8"))):
         for path in re.findall(rf"(?<![\w./-])((?:{SECTIONS})(?:\.\w+)+)(?![\w/(-])", words):

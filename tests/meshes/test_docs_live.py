@@ -17,6 +17,19 @@ pytestmark = pytest.mark.live
 PAGE = Path(__file__).parents[2] / "docs" / "runtime.md"
 
 
+def run_program(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run it in a folder, with warnings as errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
+        check=False,
+    )
+
+
 def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == 7
@@ -26,15 +39,7 @@ def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
     script.write_text(
         program.replace("group.close()", f"{guard}assert asyncio.run(main()) == [13, 13]\ngroup.close()", 1)
     )
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
-        check=False,
-    )
+    ended = run_program(script, tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     assert wait_until_clean(ended.stdout.split()[-1], None, 2.0) == []
@@ -42,15 +47,7 @@ def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
 
 def test_the_worker_of_the_page_about_extending_runs(tmp_path: Path) -> None:
     script = PAGE.parent / "examples" / "reward_model.py"
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
-        check=False,
-    )
+    ended = run_program(script, tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert re.fullmatch(
         r"loss 0\.\d+ on 2 ranks\n(1\.00|0\.9\d) of 101 held-out pairs in the right order\n", ended.stdout

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal
 
 from neoproto.data.generation import GenerateRequest, Generation, request_seed
 
@@ -29,6 +30,20 @@ class Partial:
             log_probs=self.log_probs + later.log_probs,
             weight_versions=self.weight_versions + later.weight_versions,
         )
+
+
+def complete(request: GenerateRequest, made: Partial, reason: Literal["stop", "length"]) -> Generation:
+    """The answer to a request that was not stopped: all of its tokens are the policy's."""
+    return Generation(
+        uid=request.uid,
+        sample_index=request.sample_index,
+        prompt_ids=request.prompt_ids,
+        token_ids=made.token_ids,
+        log_probs=made.log_probs,
+        loss_mask=(1,) * len(made.token_ids),
+        weight_versions=made.weight_versions,
+        finish_reason=reason,
+    )
 
 
 def continued(request: GenerateRequest, made: Partial) -> GenerateRequest:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from actors.continuation import Partial
+from actors.continuation import Partial, complete
 from actors.hf_cache import RowCache
 from actors.hf_sampling import Drawing, uniforms
 from actors.model_layout import layout_of_model
@@ -271,17 +271,9 @@ class HfEngine:
         )
 
     def _generation(self, row: int) -> Generation:
-        request, made = self._asked[row].request, self._partial(row)
-        return Generation(
-            uid=request.uid,
-            sample_index=request.sample_index,
-            prompt_ids=request.prompt_ids,
-            token_ids=made.token_ids,
-            log_probs=made.log_probs,
-            loss_mask=(1,) * len(made.token_ids),
-            weight_versions=made.weight_versions,
-            finish_reason="stop" if made.token_ids[-1] in self._options.eos_token_ids else "length",
-        )
+        made = self._partial(row)
+        ended = made.token_ids[-1] in self._options.eos_token_ids
+        return complete(self._asked[row].request, made, "stop" if ended else "length")
 
 
 def _pieces(contexts: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:

@@ -24,7 +24,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 
-from actors.continuation import Partial
+from actors.continuation import Partial, complete
 from actors.model_layout import model_layout
 from actors.rollout_options import EngineOptions, head_dim, read_model_config
 from neoproto.data.generation import GenerateRequest, Generation
@@ -213,17 +213,7 @@ def to_generation(request: GenerateRequest, output: Any) -> Generation:
     """
     if output.finish_reason not in ("stop", "length"):
         raise RolloutError(f"sample {request.uid}/{request.sample_index} ended with {output.finish_reason!r}")
-    sampled = sampled_tokens(request, output)
-    return Generation(
-        uid=request.uid,
-        sample_index=request.sample_index,
-        prompt_ids=request.prompt_ids,
-        token_ids=sampled.token_ids,
-        log_probs=sampled.log_probs,
-        loss_mask=(1,) * len(sampled.token_ids),
-        weight_versions=sampled.weight_versions,
-        finish_reason=output.finish_reason,
-    )
+    return complete(request, sampled_tokens(request, output), output.finish_reason)
 
 
 def sampled_tokens(request: GenerateRequest, output: Any) -> Partial:

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,10 +145,13 @@ class GlobalStore:
         if self._client is None:
             return
         self._client.close()
-        server, procs = self._server, self._procs
-        sdk.run_blocking(lambda: asyncio.run(server.close(timeout_s)))
-        stopped = sdk.run_blocking(lambda: [sdk.stop_procs(one, timeout_s) for one in procs])
-        self.unwatched = all(stopped)
+        sdk.run_blocking(lambda: asyncio.run(self._server.close(timeout_s)))
+
+        def stop(procs: Any) -> bool:
+            return sdk.run_blocking(lambda: sdk.stop_procs(procs, timeout_s))
+
+        with ThreadPoolExecutor(len(self._procs)) as threads:
+            self.unwatched = all(threads.map(stop, self._procs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

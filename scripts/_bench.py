@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's description, figures and their goals, the JSON line at the end."""
+"""What the benchmarks share: a model, a clock, figures and their goals, the JSON line at the end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import operator
 import os
 import platform
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+EOS = 2
+"""The end token of `random_llama`, and its padding."""
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -37,6 +40,35 @@ class Figure:
             return None
         sign, limit = self.goal.split()
         return _COMPARE[sign](self.value, float(limit))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of one call; what it returns is dropped afterwards."""
+    begin = time.perf_counter()
+    kept = work()
+    end = time.perf_counter()
+    del kept
+    return end - begin
+
+
+def random_llama(quick: bool) -> Any:
+    """A `LlamaForCausalLM` of SmolLM2-135M's shapes in float32, its head tied; a small one to try things."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # late: not every benchmark needs it
+
+    config = LlamaConfig(
+        vocab_size=1024 if quick else 49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=3 if quick else 30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=EOS,
+    )
+    return LlamaForCausalLM(config)
 
 
 def machine() -> dict[str, Any]:

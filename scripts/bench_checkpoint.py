@@ -17,12 +17,10 @@ import math
 import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from _bench import Figure, report
+from _bench import Figure, random_llama, report, seconds
 
 from actors.checkpoint_files import write_checkpoint
 from actors.checkpoint_state import training_parts
@@ -34,23 +32,6 @@ from actors.torch_model import ModelOptions
 from actors.training import TrainOptions
 
 ROWS, PROMPT, RESPONSE = 2, 16, 48
-
-
-def make_model(folder: Path, quick: bool) -> None:
-    """Write a random Llama to `folder`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=1024 if quick else 49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=3 if quick else 30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def make_batch() -> dict[str, torch.Tensor]:
@@ -68,18 +49,11 @@ def make_batch() -> dict[str, torch.Tensor]:
     }
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Of one call."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 class Bench:
     """A policy in training and its checkpoints, each removed once it is complete."""
 
     def __init__(self, folder: Path, quick: bool) -> None:
-        make_model(folder / "model", quick)
+        random_llama(quick).save_pretrained(folder / "model")
         train = TrainOptions(mini_batch_samples=ROWS, micro_batch_size=ROWS)
         options = PolicyOptions(model=ModelOptions(path=str(folder / "model")), train=train)
         self._policy = Policy(options, Ranks())

@@ -17,34 +17,11 @@ import statistics
 import tempfile
 from typing import Any
 
-from _bench import Figure, report
+from _bench import EOS, Figure, random_llama, report
 
 from actors.rollout_options import EngineOptions, rollout_env
 
 PROMPT, ANSWER, IN_FLIGHT = 16, 96, 16
-SMOL = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-}
-QUICK = {"vocab_size": 1024, "num_hidden_layers": 2}
-
-
-def make_model(folder: str, quick: bool) -> Any:
-    """A random Llama in bfloat16, saved for vLLM."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shapes: dict[str, Any] = SMOL | (QUICK if quick else {})
-    config = LlamaConfig(
-        **shapes, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    return model
 
 
 class Replica:
@@ -132,10 +109,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         engine_options = EngineOptions(
-            model=folder, dtype="bfloat16", max_model_len=PROMPT + ANSWER, eos_token_ids=(2,)
+            model=folder, dtype="bfloat16", max_model_len=PROMPT + ANSWER, eos_token_ids=(EOS,)
         )
         os.environ.update(rollout_env(engine_options))  # before torch and vLLM are imported
-        model = make_model(folder, options.quick)
+        model = random_llama(options.quick).bfloat16()
+        model.save_pretrained(folder)
 
         from actors.engine import EngineThread
         from actors.vllm_engine import VllmEngine

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _bench import Figure, report
+from _bench import Figure, report, seconds
 
 from neoproto.data import DataProto
 from neoproto.store import use_store
@@ -79,15 +79,6 @@ class Cluster:
         for server in (self._server, self._raw):
             asyncio.run(server.close(20))
         self._job.kill()
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """Of one call; what it returns is dropped afterwards."""
-    begin = time.perf_counter()
-    kept = work()
-    end = time.perf_counter()
-    del kept
-    return end - begin
 
 
 def side_by_side(repeats: int, **works: Callable[[], Any]) -> dict[str, float]:

@@ -15,12 +15,10 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from _bench import Figure, report
+from _bench import EOS, Figure, random_llama, report, seconds
 
 from actors.rollout import RolloutWorker
 from actors.rollout_options import EngineOptions, RolloutOptions, rollout_env
@@ -36,39 +34,6 @@ from neoproto.weights import (
     WeightOptions,
     WeightVersion,
 )
-
-EOS = 2
-
-
-def make_model(folder: Path, quick: bool) -> dict[str, torch.Tensor]:
-    """A random Llama of SmolLM2-135M's shapes, written to `folder`; its float32 weights, the head tied."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=1024 if quick else 49152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=3 if quick else 30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            max_position_embeddings=256,
-            bos_token_id=1,
-            eos_token_id=EOS,
-            pad_token_id=EOS,
-            tie_word_embeddings=True,
-        )
-    )
-    model.save_pretrained(folder)
-    named: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-    return named
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """Of one call."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
 
 
 class Bench:
@@ -213,7 +178,9 @@ def main() -> None:
         Runtime.from_config({"runtime": {"run_dir": folder}}) as runtime,
     ):
         model = Path(folder) / "model"
-        bench = Bench(runtime, make_model(model, options.quick))
+        llama = random_llama(options.quick)
+        llama.save_pretrained(model)
+        bench = Bench(runtime, llama.state_dict(keep_vars=True))
         figures = measure(bench, options.repeats)
         figures += stand_still(runtime, bench, model, options.repeats)
     report("weights", options.repeats, figures)

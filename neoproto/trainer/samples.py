@@ -1,8 +1,9 @@
-"""Training samples as they are written to the run folder, for people and for who checks the run."""
+"""Samples as they are written to the run folder, for people and for who checks the run: a file a step."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,28 @@ class SampleLog:
         """
         if self._folder is None:
             return
-        path = self._folder / f"step_{step}.jsonl"
         columns: dict[str, Any] = dict(batch.materialize(list(COLUMNS)))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with named_errors(path), path.open("w", encoding="utf-8") as file:
-            for number in range(len(batch)):
-                row = {"step": step, **_row({name: column[number] for name, column in columns.items()})}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        samples = ({name: column[row] for name, column in columns.items()} for row in range(len(batch)))
+        write_rows(self._folder, step, ({"step": step, **_row(sample)} for sample in samples))
+
+
+def write_rows(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write `step_{step}.jsonl` into `folder`, which is made if need be; returns its path.
+
+    Raises:
+        OSError: names the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step}.jsonl"
+    with named_errors(path), path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def question(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A prompt's messages as one text."""
+    return "\n".join(str(message["content"]) for message in messages)
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +87,7 @@ def _row(sample: dict[str, Any]) -> dict[str, Any]:
     return {
         "uid": str(sample["uid"]),
         "data_source": str(sample["data_source"]),
-        "prompt": "\n".join(str(message["content"]) for message in sample["raw_prompt"]),
+        "prompt": question(sample["raw_prompt"]),
         "answer": str(sample["response_text"]),
         "ground_truth": str(sample["reward_model"].get("ground_truth")),
         "score": float(np.asarray(sample["token_level_scores"]).sum()),

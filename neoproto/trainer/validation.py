@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import numpy as np
 
 from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
-from neoproto.data.paths import named_errors
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Samplers
+from neoproto.trainer.samples import question, write_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +97,7 @@ def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationS
             label=label,
             uid=str(columns["uid"][row]),
             data_source=str(columns["data_source"][row]),
-            prompt="\n".join(str(message["content"]) for message in columns["raw_prompt"][row]),
+            prompt=question(columns["raw_prompt"][row]),
             answer=str(columns["response_text"][row]),
             ground_truth=str(columns["reward_model"][row].get("ground_truth")),
             score=float(totals[row]),
@@ -117,13 +116,5 @@ def accuracy_metrics(samples: Sequence[ValidationSample]) -> dict[str, float]:
 
 
 def write_samples(folder: Path, step: int, samples: Sequence[ValidationSample]) -> Path:
-    """Write `step_{step}.jsonl` into `folder`, one sample a line; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step}.jsonl"
-    fields = ValidationSample.__dataclass_fields__
-    with named_errors(path), path.open("w", encoding="utf-8") as file:
-        for sample in samples:
-            file.write(
-                json.dumps({name: getattr(sample, name) for name in fields}, ensure_ascii=False) + "\n"
-            )
-    return path
+    """Write them as `samples.write_rows` does."""
+    return write_rows(folder, step, map(asdict, samples))

@@ -1,12 +1,14 @@
 """What a checkpoint costs the training: an asynchronous save beside writing the same bytes and waiting.
 
-    python scripts/bench_checkpoint.py [--repeats 7] [--quick]
+    python scripts/bench_checkpoint.py [--repeats 21] [--quick]
 
 One rank trains a policy of SmolLM2-135M's shapes (134.5 million float32 parameters, random values; with
 AdamW's state 1.6 GB) on small batches. The training loop's stall is what some updates take with a save at the
 start, over what they take without: copying to host memory, and what the writing costs updates that run
 meanwhile. The updates go on for longer than the writing. Writing alone is timed without them. All of it in
-turn; medians. The last line is one JSON object.
+turn, with and without a save in both orders; medians. The updates' own times differ by as much as the stall
+they are to show, so it takes many repeats; `quartiles` says how far to trust the median. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -94,25 +96,39 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
     update = statistics.median(seconds(bench.update) for _ in range(3))
     count = math.ceil(1.5 * write / update)
     times: dict[str, list[float]] = {name: [] for name in ("without", "save", "with", "left", "write")}
-    for _ in range(repeats):
+
+    def without_save() -> None:
         times["without"].append(seconds(lambda: bench.update(count)))
+
+    def with_save() -> None:
         times["save"].append(seconds(bench.save))
         times["with"].append(times["save"][-1] + seconds(lambda: bench.update(count)))
         times["left"].append(seconds(bench.finish))
         bench.remove()
+
+    for number in range(repeats):
+        for work in (without_save, with_save) if number % 2 else (with_save, without_save):
+            work()
         times["write"].append(seconds(bench.write))
         bench.remove()
     stalls = [one - other for one, other in zip(times["with"], times["without"], strict=True)]
     write = statistics.median(times["write"])
     detail = {f"{name}_s": [round(one, 4) for one in found] for name, found in times.items()}
     call = statistics.median(times["save"])
+    quartiles = [one / write for one in statistics.quantiles(stalls)]
     return [
         Figure(
             name="checkpoint_stall",
             value=statistics.median(stalls) / write,
             unit="ratio",
             goal="<= 0.10",
-            detail={"mb": nbytes / 1e6, "updates": count, "stall_s": stalls, **detail},
+            detail={
+                "mb": nbytes / 1e6,
+                "updates": count,
+                "quartiles": quartiles,
+                "stall_s": stalls,
+                **detail,
+            },
         ),
         Figure(name="save_call_vs_writing", value=call / write, unit="ratio"),
         Figure(name="save_call", value=call * 1e3, unit="ms"),
@@ -124,7 +140,7 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
 def main() -> None:
     """Measure, then report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--quick", action="store_true", help="a small model, for trying the script itself")
     options = parser.parse_args()
     torch.set_num_threads(1)

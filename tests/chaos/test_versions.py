@@ -43,11 +43,12 @@ def test_each_token_is_compared_with_its_own_version() -> None:
         )
     ).eval()
     row = {"prompt_ids": [1, 2], "response_ids": [3, 4], "weight_versions": [6, 7], "log_probs": [0.0, 0.0]}
-    first, second = (versions.difference(model, row, version, 1.0) for version in (6, 7))
+    longer = row | {"prompt_ids": [5, 6, 7], "response_ids": [1, 2]}
+    (first, other), (second, _) = (versions.differences(model, [row, longer], one, 1.0) for one in (6, 7))
+    assert versions.differences(model, [longer], 6, 1.0) == pytest.approx([other], abs=1e-6)
     told = row | {"log_probs": [-first, -second]}
-    assert versions.difference(model, told, 6, 1.0) == pytest.approx(0.0, abs=1e-6)
-    assert versions.difference(model, told, 7, 1.0) == pytest.approx(0.0, abs=1e-6)
-    assert versions.difference(model, told, 7, 0.5) > 1e-3
-    assert versions.difference(model, row | {"log_probs": [-first, -second - 0.01]}, 7, 1.0) == pytest.approx(
-        0.01, abs=1e-6
-    )
+    assert versions.differences(model, [told, longer], 6, 1.0) == pytest.approx([0.0, other], abs=1e-6)
+    assert versions.differences(model, [told], 7, 1.0) == pytest.approx([0.0], abs=1e-6)
+    assert versions.differences(model, [told], 7, 0.5)[0] > 1e-3
+    slightly = row | {"log_probs": [-first, -second - 0.01]}
+    assert versions.differences(model, [slightly], 7, 1.0) == pytest.approx([0.01], abs=1e-6)

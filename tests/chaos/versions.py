@@ -13,12 +13,13 @@ import contextlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from neoproto.export.session import rows_of, run_config
@@ -63,8 +64,7 @@ def _compare(rows: list[Row], model: Any, saved: Mapping[int, Path], temperature
         if version > 0:
             _load(model, saved[version])
         tokens += count
-        for row in found:
-            off = difference(model, row, version, temperature)
+        for row, off in zip(found, differences(model, found, version, temperature), strict=True):
             if not off < worst:
                 worst = off
                 who = f"a token of {row['uid']} is said to be of version {version}"
@@ -104,14 +104,18 @@ def _load(model: Any, file: Path) -> None:
 
 
 @torch.inference_mode()
-def difference(model: Any, row: Row, version: int, temperature: float) -> float:
-    """The largest difference of a log-prob among the row's tokens of a version."""
-    ids = torch.tensor(row["prompt_ids"] + row["response_ids"])
-    answer = ids[len(row["prompt_ids"]) :]
-    logits = model(ids[None]).logits[0, len(row["prompt_ids"]) - 1 : -1].float() / temperature
-    log_probs = logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
-    differences = (log_probs - torch.tensor(row["log_probs"])).abs()
-    return float(differences[torch.tensor(row["weight_versions"]) == version].max())
+def differences(model: Any, rows: Sequence[Row], version: int, temperature: float) -> list[float]:
+    """The largest difference of a log-prob among each row's tokens of a version; every row has some."""
+    texts = [torch.tensor(row["prompt_ids"] + row["response_ids"]) for row in rows]
+    # Padding behind a text changes nothing before it.
+    logits = model(pad_sequence(texts, batch_first=True)).logits.float() / temperature
+    found = []
+    for row, text, scores in zip(rows, texts, logits.log_softmax(-1), strict=True):
+        begin = len(row["prompt_ids"])
+        log_probs = scores[begin - 1 : len(text) - 1].gather(1, text[begin:, None])[:, 0]
+        off = (log_probs - torch.tensor(row["log_probs"])).abs()
+        found.append(float(off[torch.tensor(row["weight_versions"]) == version].max()))
+    return found
 
 
 @contextlib.contextmanager

@@ -80,6 +80,7 @@ async def close_directory(name: str, directory: Any) -> None:
 
 def _rename(name: str, directory: Any) -> None:
     """Let `get_or_spawn_controller(name)` lead to this actor. To be removed when Monarch can stop one."""
-    for item in gc.get_objects():
+    # Not all objects: a list of them would keep what another thread is ending, and end it on this one.
+    for item in gc.get_referrers(_ControllerController):
         if type(item) is _ControllerController:
             item._controllers[name] = directory

@@ -36,6 +36,8 @@ async def best_of_n(parts: TrainingParts) -> TrainingResult:
             clock, prompts = PhaseClock(), parts.prompts.next_batch()
             batch, figures = await learn(parts, prompts, clock)
             await weights.publish().committed(clock)  # every replica serves them when this returns
+            parts.prompt_log.log(step, [str(uid) for uid in prompts["uid"]])
+            parts.sample_log.log(step, batch)  # writes with trainer.log_samples=true
             parts.recorder.step(step, figures, clock, samples=len(batch))
             batch.release()  # what the store holds of it
             prompts.release()
@@ -52,6 +54,7 @@ async def learn(
 ) -> tuple[DataProto, dict[str, float]]:
     """One step: calls on worker groups, each with a deadline; what travels in `batch` are references."""
     workers, limits = parts.workers, parts.config.trainer.timeouts
+    prompts.meta_info["keep_text"] = parts.sample_log.on
     batch = await clock.call("gen", workers.rollout, "generate_sequences", prompts, timeout=limits.generate)
     batch = batch.union(
         await clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward)

@@ -15,10 +15,11 @@ is one of a run's configuration. data.val_files alone is enough, data.train_file
 examples:
   python -m neoproto.eval model=outputs/neoproto/ppo/…/model      (the held-out questions of the default task)
   python -m neoproto.eval model=/models/mine data.val_files=val.jsonl n=8 data.max_response_length=256
+  python -m neoproto.eval --config-name grpo_smollm2 model=…/model      (the questions of another configuration)
   python -m neoproto.eval model=/models/mine data.val_files=v.jsonl reward.custom_reward_function.path=mine.py
 
 Prints mean@n, pass@k and maj@n, and writes them (eval.json) with every answer (validation/step_0.jsonl) to
-its folder, outputs/PROJECT/eval/TIME unless runtime.run_dir names another.
+its folder, outputs/PROJECT/eval/TIME unless runtime.run_dir names another. dry_run=true only checks.
 """
 
 ALIASES = {"model": "actor_rollout_ref.model.path", "n": "actor_rollout_ref.rollout.val_kwargs.n"}
@@ -52,9 +53,12 @@ def execute(options: argparse.Namespace) -> int:
     from neoproto.stack import check_stack
 
     check_stack()
-    from neoproto.eval.session import evaluate
+    from neoproto.eval.session import dry_run, evaluate
 
-    evaluate(config)
+    if config.dry_run:
+        dry_run(config)
+    else:
+        evaluate(config)
     return 0
 
 

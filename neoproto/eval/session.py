@@ -26,6 +26,7 @@ from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.run import options
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import open_run_log, run_folder
+from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
     Stage,
@@ -38,7 +39,7 @@ from neoproto.run.prepare import (
 from neoproto.run.prompts import as_batch
 from neoproto.run.recipes import torch_env
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
-from neoproto.runtime.placement import DeviceType, Placement
+from neoproto.runtime.placement import DeviceType, Placement, placement_table
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.validation import ValidationSample, validate, validation_passes, write_samples
 
@@ -88,6 +89,22 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     console.table(table_of(figures))
     console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")
     return figures
+
+
+def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
+    """Check everything that `evaluate` would, and say what it would do.
+
+    Raises:
+        ConfigError: an input is wrong.
+    """
+    console = console or RunConsole()
+    placement = place(config)
+    (model,) = placement.models_of("rollout")
+    prepared = prepare(config, model.device_type, console.stage)
+    console.table(placement_table(placement))
+    for one in validation_passes(config.actor_rollout_ref.rollout.val_kwargs):
+        console.say(f"{one.label}: {len(prepared.prompts):,} questions x {one.samples} answers")
+    console.say(DRY_RUN_DONE)
 
 
 def place(config: RunConfig) -> Placement:

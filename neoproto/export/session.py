@@ -13,7 +13,7 @@ from actors.ranks import Ranks
 from actors.torch_model import ModelOptions, load_model, save_hf_folder
 from neoproto.config import RunConfig, load_config
 from neoproto.errors import ConfigError
-from neoproto.run.folder import CONFIG
+from neoproto.run.folder import CONFIG, MODEL
 from neoproto.run.prepare import Rows, load_rows, model_folder
 from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, problems
 
@@ -91,7 +91,9 @@ def find_checkpoint(run_dir: Path, step: int | None) -> Checkpoint:
     if not found:
         steps = ", ".join(str(one.step) for one in there) or "none"
         wanted = "" if step is None else f" of step {step}"
-        raise ConfigError(f"{run_dir} has no checkpoint{wanted}; there are: {steps}")
+        final = run_dir / MODEL
+        hint = f"; its trained model is {final}" if final.is_dir() else ""
+        raise ConfigError(f"{run_dir} has no checkpoint{wanted}; there are: {steps}{hint}")
     return found[-1]
 
 

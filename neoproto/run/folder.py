@@ -24,6 +24,8 @@ from neoproto.trainer.checkpoint import sync, write_synced
 from neoproto.trainer.history import METRICS
 
 CONFIG, LOCK, EPOCH, COMPLETE = "config.yaml", "run.lock", "weight_epoch", "complete.json"
+MODEL = "model"
+"""The trained model's folder."""
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from neoproto.run.console import RunConsole
 from neoproto.run.prepare import PreparedRun
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
 
+DRY_RUN_DONE = "dry run: everything was checked, nothing was started"
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES = {"torch": 0.45 * GIB, "vllm": 0.75 * GIB, "small": 0.2 * GIB}
@@ -81,7 +82,7 @@ def show_plan(prepared: PreparedRun, placement: Placement, console: RunConsole) 
     )
     for line in step_lines(prepared, placement):
         console.say(line)
-    console.say("dry run: everything was checked, nothing was started")
+    console.say(DRY_RUN_DONE)
 
 
 def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemory]:

@@ -119,6 +119,9 @@ def notes(
         f"{steps} steps of {data.train_batch_size} prompts x {config.actor_rollout_ref.rollout.n} samples: "
         f"{epochs:.2g} epochs of {len(train):,} prompts"
     )
+    fixed, passes = config.trainer.total_training_steps, config.trainer.total_epochs
+    if fixed is not None and passes != 1:
+        yield f"trainer.total_training_steps={fixed} wins over trainer.total_epochs={passes}"
     if data.train_files is None and len(rows.train) < data.task.size:
         yield f"{data.task.name} gave only {len(rows.train):,} of {data.task.size:,} training questions"
     model = config.actor_rollout_ref.model

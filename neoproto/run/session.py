@@ -23,7 +23,7 @@ from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import mark_complete, mark_incomplete, open_run_log, run_folder
+from neoproto.run.folder import MODEL, mark_complete, mark_incomplete, open_run_log, run_folder
 from neoproto.run.loggers import open_services
 from neoproto.run.plan import show_plan
 from neoproto.run.prepare import PreparedRun, prepare
@@ -204,7 +204,7 @@ class RunSession:
             with self.trackers(start) as trackers, console.steps(self._prepared.total_steps):
                 parts = self.parts(crew, trackers, start)
                 result = train(parts, crew.replicas, crew.supervisor, crew.loss(runtime), self._own_loop)
-            model_dir = self._folder / "model"
+            model_dir = self._folder / MODEL
             with console.stage("writing the model"):
                 asyncio.run(self.save(crew.workers, model_dir))
             mark_complete(self._folder, self._prepared.total_steps)

@@ -66,6 +66,18 @@ def test_bad_input_is_one_line(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_dry_run_only_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_folder(tmp_path / "m")
+    files = json_lines(tmp_path / "val.jsonl", words(3))
+    typed = [f"model={model}", f"data.val_files={files}", "n=8", "dry_run=true"]
+    assert main([*typed, "data.max_prompt_length=16", "data.max_response_length=4"]) == 0
+    printed = capsys.readouterr().out
+    assert "mean@8: 3 questions x 8 answers" in printed
+    assert "nothing was started" in printed
+    assert not (tmp_path / "outputs").exists()
+
+
 def sample(uid: str, answer: str, accuracy: float, label: str = "mean@2") -> ValidationSample:
     return ValidationSample(
         step=0,

@@ -15,7 +15,7 @@ from neoproto.errors import ConfigError, WeightMismatch
 from neoproto.export.cli import main
 from neoproto.export.session import export
 from neoproto.run.compose import compose
-from neoproto.run.folder import write_config
+from neoproto.run.folder import MODEL, write_config
 from neoproto.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
 from tests.actors.checkpoint_program import Trained
 from tests.actors.tiny_llama import make_folder
@@ -57,15 +57,17 @@ def test_the_newest_or_a_named_checkpoint_becomes_a_model_folder(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "case", ["no run", "no checkpoint", "no such step", "target there", "damaged", "gone"]
+    "case", ["no run", "no checkpoint", "only a model", "no such step", "target there", "damaged", "gone"]
 )
 def test_wrong_input_is_one_line(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     run, target = tmp_path / "run", tmp_path / "to"
     path = model if case != "gone" else tmp_path / "gone"
-    if case == "no checkpoint":
+    if case in ("no checkpoint", "only a model"):
         run_folder(run, model)
+        if case == "only a model":
+            (run / MODEL).mkdir()
     elif case != "no run":
         run_folder(run, model, 3)
     typed = [str(run), "--to", str(target)]
@@ -83,6 +85,7 @@ def test_wrong_input_is_one_line(
     said = {
         "no run": f"{run} is not a run folder",
         "no checkpoint": f"{run} has no checkpoint; there are: none",
+        "only a model": f"there are: none; its trained model is {run / MODEL}",
         "no such step": f"{run} has no checkpoint of step 7; there are: 3",
         "target there": f"--to: {target} exists already",
         "damaged": "shard-00000-of-00001.safetensors",

@@ -63,7 +63,10 @@ def test_a_parquet_file_gives_the_same_prompts_as_json_lines(
     ],
 )
 def test_steps_win_over_epochs(model: Path, train_file: Path, words_typed: list[str], steps: int) -> None:
-    assert prepared(model, train_file, *words_typed).total_steps == steps
+    run = prepared(model, train_file, *words_typed)
+    assert run.total_steps == steps
+    overruled = "trainer.total_training_steps=5 wins over trainer.total_epochs=3" in run.notes
+    assert overruled == (steps == 5)
 
 
 def test_the_critic_may_start_from_another_folder(model: Path, train_file: Path, tmp_path: Path) -> None:

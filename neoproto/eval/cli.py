@@ -15,7 +15,7 @@ is one of a run's configuration. data.val_files alone is enough, data.train_file
 examples:
   python -m neoproto.eval model=outputs/neoproto/ppo/…/model      (the held-out questions of the default task)
   python -m neoproto.eval model=/models/mine data.val_files=val.jsonl n=8 data.max_response_length=256
-  python -m neoproto.eval --config-name grpo_smollm2 model=…/model     (the questions of another configuration)
+  python -m neoproto.eval --config-name grpo_smollm2 model=…/model    (the questions of another configuration)
   python -m neoproto.eval model=/models/mine data.val_files=v.jsonl reward.custom_reward_function.path=mine.py
 
 Prints mean@n, pass@k and maj@n, and writes them (eval.json) with every answer (validation/step_0.jsonl) to

@@ -8,6 +8,7 @@ Rows come from `read_rows` (files) or `rows_from_dicts` (a task).
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,11 +81,11 @@ def load_tokenizer(path: str | Path, *, field: str = "actor_rollout_ref.model.pa
             has no end-of-sequence token.
     """
     folder = check_model_folder(path, field=field)
-    from transformers import AutoTokenizer
-
     try:
         # Said outright: otherwise a folder with code of its own makes transformers ask at the terminal.
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = _tokenizer_class(folder).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # the files are the user's, and `tokenizers` raises bare Exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{field}: the tokenizer in {folder} cannot be loaded: {reason}") from error
@@ -93,6 +94,25 @@ def load_tokenizer(path: str | Path, *, field: str = "actor_rollout_ref.model.pa
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """What chooses the folder's tokenizer.
+
+    `AutoTokenizer` imports all that models take, torch's compiler included: seconds, in every process that
+    wants a tokenizer alone. For a Llama whose files name the plain class it comes to that class.
+    """
+    config = json.loads((folder / "config.json").read_bytes())
+    about_file = folder / "tokenizer_config.json"
+    about = json.loads(about_file.read_bytes()) if about_file.exists() else {}
+    named = config.get("model_type"), about.get("tokenizer_class"), "auto_map" in about
+    if named == ("llama", "TokenizersBackend", False):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

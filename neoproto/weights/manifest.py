@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from neoproto.errors import WeightMismatch
 from neoproto.store import KeyOrRef
 from neoproto.weights.version import WeightVersion
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _MOST_NAMED = 8
 
@@ -27,6 +30,8 @@ def parse_dtype(name: str) -> torch.dtype:
     Raises:
         ValueError: torch has no such dtype.
     """
+    import torch  # late: the registry has manifests, and no torch
+
     short = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
     dtype = getattr(torch, short.get(name, name), None)
     if not isinstance(dtype, torch.dtype):
@@ -51,7 +56,8 @@ class TensorLayout:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.torch_dtype.itemsize
+        bits = re.search(r"\d+", self.dtype)  # dtypes are named by their bits
+        return math.prod(self.shape) * (max(1, int(bits[0]) // 8) if bits else 1)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, MistralConfig, PreTrainedTokenizerFast
 
 from neoproto.data.prompts import (
     EncodedPrompts,
@@ -194,6 +196,35 @@ def test_a_folders_tokenizer_is_loaded_and_always_pads(tmp_path: Path) -> None:
     loaded = load_tokenizer(model_folder(tmp_path, tokenizer(pad=None)))
     assert loaded.pad_token_id == loaded.eos_token_id == 2
     assert encode_prompts([prompt("a")], loaded, 4).token_ids == ((1, 7, 4, 8),)
+
+
+@pytest.mark.parametrize("case", ["Llama", "another model", "no tokenizer_config"])
+def test_the_tokenizer_is_the_one_that_transformers_chooses(tmp_path: Path, case: str) -> None:
+    folder = model_folder(tmp_path, tokenizer())
+    if case == "another model":
+        MistralConfig(vocab_size=16, hidden_size=32, num_hidden_layers=1).save_pretrained(folder)
+    if case == "no tokenizer_config":
+        about = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": about["eos_token"]}))
+        (folder / "tokenizer_config.json").unlink()
+    auto = AutoTokenizer.from_pretrained(folder)
+    if case == "no tokenizer_config":
+        auto.pad_token = auto.eos_token  # as `load_tokenizer` does
+    loaded = load_tokenizer(folder)
+    assert type(loaded) is type(auto)
+    assert loaded.special_tokens_map == auto.special_tokens_map
+    assert loaded.backend_tokenizer.to_str() == auto.backend_tokenizer.to_str()
+    assert loaded.chat_template == auto.chat_template
+
+
+def test_a_plain_llamas_tokenizer_is_loaded_without_models(tmp_path: Path) -> None:
+    """AutoTokenizer imports them, and torch's compiler with them."""
+    folder = model_folder(tmp_path, tokenizer())
+    code = (
+        "import sys; from neoproto.data.prompts import load_tokenizer; load_tokenizer(sys.argv[1]);"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 0
 
 
 def test_what_a_model_folder_lacks_is_listed(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def test_a_long_list_of_differences_is_cut_and_counted():
         check_layout({}, expected, what="weights 0.1")
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    ],
+)
+def test_a_dtypes_size_is_known_without_torch(dtype):
+    assert layout(dtype_name(dtype), 3, 5).nbytes == 15 * dtype.itemsize
+
+
 def test_nbytes_counts_shared_bytes_once():
     shared = {
         "dtype": "bfloat16",

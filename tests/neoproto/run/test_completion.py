@@ -73,6 +73,12 @@ def test_at_the_start_of_a_word_there_is_everything() -> None:
     assert "+smoke=" not in found
 
 
+@pytest.mark.parametrize("folder", ["~nobody9", "x" * 300, "absent"])
+def test_a_folder_that_is_none_has_nothing_to_offer(folder: str) -> None:
+    assert offered(f"run --config-dir {folder} --config-name ppo_mon") == ["ppo_monarch"]
+    assert offered(f"run --config-dir {folder} algorithm=ga") == ["algorithm=gae"]
+
+
 def test_own_configurations_and_files_are_offered(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_monarch, _self_]\n")
@@ -104,7 +110,9 @@ def test_other_commands_are_none_of_ours() -> None:
 @pytest.mark.parametrize("request_", ["install=tcsh", "remove=bash", "install"])
 def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str], request_: str) -> None:
     assert completion.main(request_) == 2
-    assert capsys.readouterr().out == f"--shell-completion: wanted install=bash, got {request_}\n"
+    # Not where the shell evaluates it.
+    said = f"error: --shell-completion: wanted install=bash, got {request_}\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def is_page(path: Path) -> bool:
 def write_page(path: Path, page: bytes) -> None:
     """Raises ConfigError if it cannot be written; nothing of it is left then."""
     # Renamed into place: a browser that reloads never sees half a page.
-    half = path.with_name(f".{path.name}.part")
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

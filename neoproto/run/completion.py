@@ -92,7 +92,9 @@ def main(request: str) -> int:
     typed = read_line(os.environ.get("COMP_LINE", ""))
     if typed is not None:
         cut = cut_off(typed.word, os.environ.get("COMP_WORDBREAKS", ""))
-        print("\n".join(word[cut:] for word in words_for(typed)))
+        answer = "".join(f"{word[cut:]}\n" for word in words_for(typed))
+        sys.stdout.buffer.write(os.fsencode(answer))  # file names as they are, UTF-8 or not
+        sys.stdout.flush()
     return 0
 
 

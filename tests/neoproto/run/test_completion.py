@@ -107,6 +107,16 @@ def test_other_commands_are_none_of_ours() -> None:
     assert completion.read_line("python script.py ") is None
 
 
+def test_a_file_name_that_is_not_utf_8_is_offered_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/mine_\xff.yaml")).touch()
+    line = f"python -m neoproto.run --config-dir {tmp_path} --config-name mi"
+    monkeypatch.setenv("COMP_LINE", line)
+    assert completion.main("query=bash") == 0
+    assert capfdbinary.readouterr().out == b"mine_\xff\n"
+
+
 @pytest.mark.parametrize("request_", ["install=tcsh", "remove=bash", "install"])
 def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str], request_: str) -> None:
     assert completion.main(request_) == 2

@@ -54,15 +54,19 @@ def read_gguf(path: Path) -> Gguf:
 
     Raises:
         OSError: it cannot be read.
-        GgufError: not GGUF, another version than 2 or 3, cut off, or a tensor of a type not known here.
+        GgufError: not GGUF, another version than 2 or 3, cut off or damaged, or a tensor of a type not known
+            here.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(_Reader(data))
-        except struct.error as error:
-            raise GgufError(f"{path} is cut off: {error}") from error
-        except GgufError as error:
-            raise GgufError(f"{path}: {error}") from error
+    except struct.error as error:
+        raise GgufError(f"{path} is cut off: {error}") from error
+    except GgufError as error:
+        raise GgufError(f"{path}: {error}") from error
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        # An empty file, a text that is not UTF-8, an alignment of 0 or by a text, lists in lists without end.
+        raise GgufError(f"{path} is damaged: {error}") from error
 
 
 class _Reader:

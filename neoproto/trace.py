@@ -27,6 +27,8 @@ from typing import IO, Any
 FOLDER_VARIABLE = "NEOPROTO_TRACE"
 """In the environment of workers: where they write. Not set = no trace."""
 PARTS, MERGED = "trace", "trace.json"
+MOST_US = 1e18
+"""A greater time (30,000 years) is damage, and so is one that is not a number."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _writer: TraceWriter | None = None
@@ -131,14 +133,17 @@ class MergedTrace:
     events: int
 
 
-def merge_parts(run_dir: Path) -> MergedTrace | None:
+def merge_parts(run_dir: Path, damage: list[str] | None = None) -> MergedTrace | None:
     """Write `trace.json` from the parts of a run folder; None without parts.
 
     A part's last line may be cut. Several processes of one lane, one after the other, are one lane.
 
+    Args:
+        damage: told of each broken line, which is left out then.
+
     Raises:
-        OSError: it cannot be written.
-        ValueError: a part is broken; names its line.
+        OSError: a part cannot be read, or the whole cannot be written.
+        ValueError: a part is broken, and nobody is there to be told; names its line.
     """
     parts = sorted((run_dir / PARTS).glob("*.jsonl"), key=lambda path: (path.stem != "controller", path.stem))
     if not parts:
@@ -146,7 +151,7 @@ def merge_parts(run_dir: Path) -> MergedTrace | None:
     rows: list[dict[str, Any]] = []
     count = 0
     for number, path in enumerate(parts, start=1):
-        lines, events = read_part(path)
+        lines, events = read_part(path, damage)
         count += len(events)
         name = f"{path.stem} (pid {', '.join(str(line.get('pid')) for line in lines)})"
         rows.append({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}})
@@ -161,11 +166,13 @@ def merge_parts(run_dir: Path) -> MergedTrace | None:
     return MergedTrace(path=path, lanes=len(parts), events=count)
 
 
-def read_part(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_part(
+    path: Path, damage: list[str] | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A part's opening lines (one a process) and its events; a cut last line is left out.
 
     Raises:
-        ValueError: another line is broken.
+        ValueError: another line is broken, and there is no `damage` to tell of it.
     """
     openings: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
@@ -175,12 +182,29 @@ def read_part(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+            problem = _problem(row)
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}:{number}: not JSON ({error})") from error
-        (openings if "lane" in row else events).append(row)
+            problem = f"not JSON ({error})"
+        if problem is None:
+            (openings if "lane" in row else events).append(row)
+        elif damage is None:
+            raise ValueError(f"{path}:{number}: {problem}")
+        else:
+            damage.append(f"{path}:{number}: {problem}")
     return openings, events
+
+
+def _problem(row: Any) -> str | None:
+    """Why a line is neither an opening nor an event, in words."""
+    if not isinstance(row, dict):
+        return f"wanted a JSON object, got {type(row).__name__}"
+    times = () if "lane" in row else ("ts", "dur")
+    wrong = [
+        name for name in times if type(row.get(name)) not in (int, float) or not abs(row[name]) < MOST_US
+    ]
+    return f"an event without a time in {' and '.join(wrong)}" if wrong else None
 
 
 def threads_of(events: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

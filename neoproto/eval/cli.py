@@ -5,8 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from neoproto.errors import ConfigError
 from neoproto.run.cli import guarded
+
+if TYPE_CHECKING:
+    from neoproto.config import RunConfig
 
 EPILOG = """\
 short names: model = actor_rollout_ref.model.path, n = actor_rollout_ref.rollout.val_kwargs.n; every other key
@@ -23,6 +28,7 @@ its folder, outputs/PROJECT/eval/TIME unless runtime.run_dir names another. dry_
 """
 
 ALIASES = {"model": "actor_rollout_ref.model.path", "n": "actor_rollout_ref.rollout.val_kwargs.n"}
+TRAIN_FILES, VAL_FILES = "data.train_files", "data.val_files"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,9 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from neoproto.run.compose import compose_run
-
-    config = compose_run(options.config_name, expanded(options.overrides), options.config_dir)
+    config = composed(options)
     from neoproto.stack import check_stack
 
     check_stack()
@@ -62,15 +66,39 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
+def composed(options: argparse.Namespace) -> RunConfig:
+    """The configuration.
+
+    Raises:
+        ConfigError: what is wrong with files to train on that nobody typed is said of those to evaluate on.
+    """
+    from neoproto.run.compose import compose_run
+
+    try:
+        return compose_run(options.config_name, expanded(options.overrides), options.config_dir)
+    except ConfigError as error:
+        if TRAIN_FILES in typed_keys(options.overrides):
+            raise
+        said = (problem.replace(TRAIN_FILES, VAL_FILES) for problem in error.problems)
+        raise ConfigError(*dict.fromkeys(said)) from error
+
+
 def expanded(overrides: Sequence[str]) -> list[str]:
     """Short names written out; files to evaluate on stand for those to train on, which a run must have."""
     written = []
     for override in overrides:
         key, equals, value = override.partition("=")
-        written.append(f"{ALIASES.get(key, key)}{equals}{value}")
-    values = {key: value for key, _, value in (one.partition("=") for one in written)}
+        long = ALIASES.get(key.lstrip("+"), key) if equals else key
+        written.append(f"{long}{equals}{value}")
+    values = typed_keys(written)
     before = [] if "trainer.experiment_name" in values else ["trainer.experiment_name=eval"]
-    if "data.val_files" in values:
+    if VAL_FILES in values:
         before += ["data=files"] if "data" not in values else []
-        before.append(f"data.train_files={values['data.val_files']}")
+        before.append(f"{TRAIN_FILES}={values[VAL_FILES]}")
     return [*before, *written]
+
+
+def typed_keys(overrides: Sequence[str]) -> dict[str, str]:
+    """Keys that are set, whatever pluses stand before them, and the texts of their values."""
+    parts = (override.partition("=") for override in overrides)
+    return {key.lstrip("+"): value for key, equals, value in parts if equals}

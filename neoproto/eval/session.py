@@ -20,12 +20,13 @@ from actors.rollout_options import check_servable, rollout_env
 from meshes.topology import compile_topology
 from neoproto.config import RunConfig, preset_topology
 from neoproto.config.schema import OPTIONAL_ROLES
+from neoproto.data.paths import user_path
 from neoproto.data.prompts import EncodedPrompts, load_tokenizer, read_rows
 from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.run import options
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import open_run_log, run_folder
+from neoproto.run.folder import EPOCH, holds_run, open_run_log, run_folder
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
@@ -76,6 +77,7 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
         NeoProtoError, or a worker's own exception: it failed; everything has been closed.
     """
     console = console or RunConsole()
+    refuse_run(config)
     placement = place(config)
     (model,) = placement.models_of("rollout")
     prepared = prepare(config, model.device_type, console.stage)
@@ -98,6 +100,7 @@ def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
         ConfigError: an input is wrong.
     """
     console = console or RunConsole()
+    refuse_run(config)
     placement = place(config)
     (model,) = placement.models_of("rollout")
     prepared = prepare(config, model.device_type, console.stage)
@@ -105,6 +108,19 @@ def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
     for one in validation_passes(config.actor_rollout_ref.rollout.val_kwargs):
         console.say(f"{one.label}: {len(prepared.prompts):,} questions x {one.samples} answers")
     console.say(DRY_RUN_DONE)
+
+
+def refuse_run(config: RunConfig) -> None:
+    """Raises ConfigError if the folder is a run's: its configuration and samples would be overwritten."""
+    if config.runtime.run_dir is None:
+        return
+    folder = user_path(config.runtime.run_dir, field="runtime.run_dir").absolute()
+    try:
+        taken = holds_run(folder) or (folder / EPOCH).exists()
+    except OSError as error:
+        raise ConfigError(f"runtime.run_dir: {folder}: cannot be read: {error.strerror or error}") from error
+    if taken:
+        raise ConfigError(f"runtime.run_dir: {folder} holds a training run; wanted another folder")
 
 
 def place(config: RunConfig) -> Placement:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-
-import yaml
+from tempfile import TemporaryDirectory
 
 from actors.checkpoint_reading import open_checkpoint, read_checkpoint
 from actors.checkpoint_state import training_parts
@@ -13,6 +13,7 @@ from actors.ranks import Ranks
 from actors.torch_model import ModelOptions, load_model, save_hf_folder
 from neoproto.config import RunConfig, load_config
 from neoproto.errors import ConfigError
+from neoproto.report.reading import check_folder, read_config
 from neoproto.run.folder import CONFIG, MODEL
 from neoproto.run.prepare import Rows, load_rows, model_folder
 from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, problems
@@ -35,12 +36,13 @@ def export(run_dir: Path, target: Path, step: int | None = None) -> int:
         The checkpoint's step.
 
     Raises:
-        ConfigError: there is no such run or checkpoint, a file of it is damaged, `target` exists, or the
-            model folder is gone.
+        ConfigError: there is no such run or checkpoint, a file of it is damaged, `target` exists or cannot be
+            written, or the model folder is gone.
         WeightMismatch: the checkpoint is of another model than the folder's.
     """
-    if target.exists():
-        raise ConfigError(f"--to: {target} exists already")
+    with _writing(target):
+        if target.exists():
+            raise ConfigError(f"--to: {target} exists already")
     config = run_config(run_dir)
     checkpoint = find_checkpoint(run_dir, step)
     if damaged := problems(checkpoint):
@@ -54,8 +56,22 @@ def export(run_dir: Path, target: Path, step: int | None = None) -> int:
     stored = open_checkpoint(checkpoint.path / _ACTOR).only(_WEIGHTS)
     stored.check(parts)
     read_checkpoint(stored, parts, ranks, None)
-    save_hf_folder(model, source, target, ranks)
+    with _writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # In a folder of its own: one that is there already is somebody's.
+        with TemporaryDirectory(prefix=".making-", dir=target.parent, ignore_cleanup_errors=True) as scratch:
+            save_hf_folder(model, source, Path(scratch, "model"), ranks)
+            Path(scratch, "model").rename(target)
     return checkpoint.step
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Raises ConfigError for an `OSError` of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--to: {target}: cannot be written: {error.strerror or error}") from error
 
 
 def rows_of(config: RunConfig) -> Rows:
@@ -70,14 +86,13 @@ def run_config(run_dir: Path) -> RunConfig:
     Raises:
         ConfigError: there is none, or it is no configuration of this version.
     """
+    check_folder(run_dir, (CONFIG,))
     path = run_dir / CONFIG
+    mapping = read_config(path)
     try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{run_dir} is not a run folder: {path} cannot be read: {error}") from error
-    if not isinstance(mapping, dict):
-        raise ConfigError(f"{run_dir} is not a run folder: {path} holds no configuration")
-    return load_config(mapping)
+        return load_config(mapping)
+    except ConfigError as error:
+        raise ConfigError(*(f"{path}: {problem}" for problem in error.problems)) from error
 
 
 def find_checkpoint(run_dir: Path, step: int | None) -> Checkpoint:

@@ -1,18 +1,19 @@
 """The command line: reads run folders, writes the page, and ends with one clear line and an exit code.
 
-0 written · 2 the input is wrong, or the output cannot be written
+0 written · 2 the input is wrong, or the output cannot be written; the others as of `neoproto.run`
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from neoproto import trace
 from neoproto.errors import ConfigError
+from neoproto.report.reading import note_of, read_runs
+from neoproto.run.cli import guarded
 
 EPILOG = """\
 examples:
@@ -22,6 +23,9 @@ examples:
 
 The page needs no network and no server. A run that is still going can be reported on too.
 """
+
+
+PAGE_START = b"<!doctype html>"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,40 +51,31 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parser().parse_args(argv)
-    try:
+
+    def execute() -> int:
         for line in report(options.runs, options.out, options.png):
             print(line, flush=True)
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+        return 0
+
+    return guarded(execute)
 
 
 def report(folders: Sequence[Path], out: Path | None, pictures: Path | None) -> list[str]:
     """Write the page, and the pictures if they are wanted; returns what to say of it.
 
     Raises:
-        ConfigError: a folder is none of a run or holds something broken, or a file cannot be written.
+        ConfigError: a folder is none of a run or its configuration is broken, or a file cannot be written.
     """
     from neoproto.report.page import html_page
-    from neoproto.report.reading import read_runs
 
     runs = read_runs(folders)
-    traces = [merged for folder in folders if (merged := merged_trace(folder)) is not None]
     path = out or (folders[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    page = html_page(runs).encode("utf-8", errors="replace")  # a lone surrogate in a text becomes "?"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place: a browser that reloads never sees half a page.
-        half = path.with_name(f".{path.name}.part")
-        half.write_bytes(page)
-        os.replace(half, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    check_outputs(path, pictures)
     said = [f"note: {run.name}: {note}" for run in runs for note in run.notes]
-    said.append(f"{path} ({len(page) / 1e6:.1f} MB)")
-    said += traces
+    traces = [line for run in runs for line in merged_trace(run.folder)]
+    page = html_page(runs).encode("utf-8", errors="replace")  # a lone surrogate in a text becomes "?"
+    write_page(path, page)
+    said += [f"{path} ({len(page) / 1e6:.1f} MB)", *traces]
     if pictures is not None:
         from neoproto.report.pictures import write_pictures
 
@@ -88,18 +83,63 @@ def report(folders: Sequence[Path], out: Path | None, pictures: Path | None) -> 
     return said
 
 
-def merged_trace(folder: Path) -> str | None:
-    """What to say of a run's trace. One that nobody merged (of a killed run), or that has grown, is merged.
+def check_outputs(page: Path, pictures: Path | None) -> None:
+    """Before the page is built.
 
     Raises:
-        ConfigError: a part of it is broken, or it cannot be written.
+        ConfigError: a folder stands where the page should, a file where the folder of pictures should, or the
+            page would take the place of another file.
     """
-    parts, merged = list((folder / trace.PARTS).glob("*.jsonl")), folder / trace.MERGED
-    newest = max((part.stat().st_mtime for part in parts), default=0.0)
-    if not parts or (merged.is_file() and merged.stat().st_mtime >= newest):
-        return None
     try:
-        done = trace.merge_parts(folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(str(error)) from error
-    return None if done is None else f"{done.path} ({done.events} events of {done.lanes} processes)"
+        if page.is_dir():
+            raise ConfigError(f"--out: {page} is a folder; wanted the file to write")
+        if page.exists() and not is_page(page):
+            raise ConfigError(f"--out: {page} is there and is no HTML page; wanted another file")
+        if pictures is not None and pictures.exists() and not pictures.is_dir():
+            raise ConfigError(f"--png: {pictures} is a file; wanted a folder")
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or page}: cannot be written: {error.strerror or error}"
+        ) from error
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file may be replaced: it is a page, or empty."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(PAGE_START)).lower() in (b"", PAGE_START)
+
+
+def write_page(path: Path, page: bytes) -> None:
+    """Raises ConfigError if it cannot be written; nothing of it is left then."""
+    # Renamed into place: a browser that reloads never sees half a page.
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            half.write_bytes(page)
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def merged_trace(folder: Path) -> list[str]:
+    """What to say of a run's trace. One that nobody merged (of a killed run), or that has grown, is merged.
+
+    A report does not need it: where it cannot be merged, that is said.
+    """
+    merged = folder / trace.MERGED
+    damage: list[str] = []
+    try:
+        parts = list((folder / trace.PARTS).glob("*.jsonl"))
+        newest = max((part.stat().st_mtime for part in parts), default=0.0)
+        if not parts or (merged.is_file() and merged.stat().st_mtime >= newest):
+            return []
+        done = trace.merge_parts(folder, damage)
+    except OSError as error:
+        return [f"note: {error.filename or merged}: the trace was not merged: {error.strerror or error}"]
+    said = [f"note: {note}" for note in note_of(damage)]
+    return said if done is None else [*said, f"{done.path} ({done.events} events of {done.lanes} processes)"]

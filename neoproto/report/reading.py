@@ -1,6 +1,10 @@
-"""Run folders, read strictly: what is broken is said with its file and line.
+"""Run folders, read so that a damaged one still makes a page.
 
-One thing is forgiven, because it is how a killed run ends: a last line without its end.
+    config.yaml ──────> plain containers           broken: the folder is refused
+    metrics.jsonl ─┬──> curves, seconds            a broken line or value: left out, with a note
+    validation/ ───┴──> samples
+
+A note names file and line. A last line without its end has one of its own: it is how a killed run ends.
 """
 
 from __future__ import annotations
@@ -15,10 +19,19 @@ from typing import Any
 
 import yaml
 
-from neoproto.errors import ConfigError
+from neoproto.errors import ConfigError, first_line
 
 Curve = Mapping[int, float]
 """Step -> value, steps ascending. NaN where the run wrote null."""
+
+RUN_FILES = ("config.yaml", "metrics.jsonl")
+"""What every run that trains leaves in its folder."""
+MOST_STEPS = 10**15
+"""A greater number of a step is damage: a browser would not tell it from the next one."""
+MOST_VALUES, MOST_LEVELS, MOST_DIGITS = 100_000, 50, 300
+"""Of a configuration. A small file whose parts refer to each other can describe a tree without end."""
+SHOWN = 60
+"""Characters of a wrong value that are quoted."""
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 
@@ -71,7 +84,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     """Read run folders, in the order given.
 
     Raises:
-        ConfigError: with a sentence for each folder that is none of a run, or holds something broken.
+        ConfigError: with a sentence for each folder that is none of a run, or cannot be read.
     """
     problems: list[str] = []
     runs: list[RunData] = []
@@ -89,7 +102,8 @@ def read_run(folder: Path, name: str) -> RunData:
     """Read one run folder.
 
     Raises:
-        ConfigError: it does not exist, is none of a run, or a file in it is broken.
+        ConfigError: it does not exist, is none of a run, its configuration is broken, or its metrics cannot
+            be read.
     """
     check_folder(folder)
     config = read_config(folder / "config.yaml")
@@ -110,13 +124,17 @@ def read_run(folder: Path, name: str) -> RunData:
     )
 
 
-def check_folder(folder: Path) -> None:
-    """Raises ConfigError unless `folder` looks like one that a run made."""
-    if not folder.exists():
+def check_folder(folder: Path, wanted: Sequence[str] = RUN_FILES) -> None:
+    """Raises ConfigError unless `folder` looks like one that a run made: it has the files that are wanted."""
+    try:
+        there, is_folder = folder.exists(), folder.is_dir()
+        missing = [name for name in wanted if not (folder / name).is_file()]
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
+    if not there:
         raise ConfigError(f"{folder}: no such folder")
-    if not folder.is_dir():
+    if not is_folder:
         raise ConfigError(f"{folder}: wanted the folder of a run, got a file")
-    missing = [name for name in ("config.yaml", "metrics.jsonl") if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
             f"{folder}: not the folder of a run that trains: it has no {' and no '.join(missing)}"
@@ -146,18 +164,56 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{path.name} ({number})" for number, path in enumerate(absolute, start=1)]
 
 
-def read_config(path: Path) -> Mapping[str, Any]:
-    """Raises ConfigError: it cannot be read, or is no mapping."""
+def read_config(path: Path) -> dict[str, Any]:
+    """The file as plain containers with texts as keys.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML or no mapping, or has no end.
+    """
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        raise ConfigError(f"{path}{f':{where.line + 1}' if where else ''}: not YAML") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (
+        Exception
+    ) as error:  # PyYAML raises what its constructors happen to meet: `!!timestamp x`, `!!bool x`
+        where = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or first_line(error)
+        raise ConfigError(f"{path}{f':{where.line + 1}' if where else ''}: not YAML ({reason})") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: wanted a mapping, got {type(tree).__name__}")
-    return tree
+    try:
+        plain: dict[str, Any] = plain_tree(tree)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return plain
+
+
+def plain_tree(tree: Any) -> Any:
+    """A copy with mappings, lists and what JSON has only: of other values (a date) the text.
+
+    Raises:
+        ValueError: more values, levels or digits than any configuration has; or it holds itself.
+    """
+    count = 0
+
+    def copied(value: Any, path: tuple[str, ...]) -> Any:
+        nonlocal count
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        if len(path) > MOST_LEVELS:
+            raise ValueError(f"{path[0]} holds itself, or has more than {MOST_LEVELS} levels")
+        if isinstance(value, dict):
+            names = {str(copied(key, path)): one for key, one in value.items()}
+            return {name: copied(one, (*path, name)) for name, one in names.items()}
+        if isinstance(value, list | tuple | set):
+            return [copied(one, (*path, str(number))) for number, one in enumerate(value)]
+        if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+            raise ValueError(f"{'.'.join(path) or 'a key'} is a number of more than {MOST_DIGITS} digits")
+        return value if value is None or isinstance(value, str | int | float) else str(value)
+
+    return copied(tree, ())
 
 
 def read_metrics(path: Path, notes: list[str]) -> tuple[dict[str, dict[int, float]], dict[int, float]]:
@@ -166,41 +222,68 @@ def read_metrics(path: Path, notes: list[str]) -> tuple[dict[str, dict[int, floa
     Where a step was logged twice (a run that was resumed), the later line counts.
 
     Raises:
-        ConfigError: names the line that is broken.
+        ConfigError: the file cannot be read.
     """
     curves: dict[str, dict[int, float]] = {}
     times: dict[int, float] = {}
-    for where, row in json_rows(path, notes):
-        step = row.pop("step", None)
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ConfigError(f"{where}: 'step' is {step!r}, wanted a number of steps")
-        times[step] = _number(row.pop("time", math.nan), "time", where)
+    damage: list[str] = []
+    for where, row in json_rows(path, notes, damage):
+        try:
+            step = _step(row.pop("step", None))
+        except ValueError as error:
+            damage.append(f"{where}: {error}")
+            continue
+        times.setdefault(step, math.nan)
         for name, value in row.items():
-            curves.setdefault(name, {})[step] = _number(value, name, where)
+            try:
+                number = _number(value, name)
+            except ValueError as error:
+                damage.append(f"{where}: {error}")
+                continue
+            (times if name == "time" else curves.setdefault(name, {}))[step] = number
+    notes += note_of(damage)
     first = min((time for time in times.values() if math.isfinite(time)), default=0.0)
     seconds = {step: times[step] - first for step in sorted(times)}
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}, seconds
 
 
 def read_samples(folder: Path, notes: list[str]) -> tuple[Sample, ...]:
-    """All validation answers; nothing where the folder is missing.
-
-    Raises:
-        ConfigError: names the line that is broken.
-    """
+    """All validation answers but those whose line is damaged; nothing where the folder is missing."""
     found = []
     for path in folder.glob("step_*.jsonl"):
         number = path.stem.removeprefix("step_")
-        if number.isdigit():
+        if number.isdecimal():
             found.append((int(number), path))
-    return tuple(_sample(row, where) for _, path in sorted(found) for where, row in json_rows(path, notes))
+    samples: list[Sample] = []
+    damage: list[str] = []
+    for _, path in sorted(found):
+        try:
+            for where, row in json_rows(path, notes, damage):
+                try:
+                    samples.append(_sample(row))
+                except ValueError as error:
+                    damage.append(f"{where}: {error}")
+        except ConfigError as error:
+            damage += error.problems
+    notes += note_of(damage)
+    return tuple(samples)
 
 
-def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's object, with `path:number`. A broken last line without an end is noted and left out.
+def note_of(damage: Sequence[str]) -> list[str]:
+    """One note on all that was left out: the first case, and how many more there are; none without any."""
+    more = f" (and {len(damage) - 1:,} more)" if len(damage) > 1 else ""
+    return [f"left out: {damage[0]}{more}"] if damage else []
+
+
+def json_rows(path: Path, notes: list[str], damage: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line's object, with `path:number`.
+
+    Args:
+        notes: told of a broken last line without an end.
+        damage: told of the other lines that are left out.
 
     Raises:
-        ConfigError: another line is broken, or the file cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -212,35 +295,50 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[str, dict[str, Any
         where = f"{path}:{number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 notes.append(f"{path.name} ends in a cut line: the run was killed, or is writing it now")
-                return
-            raise ConfigError(f"{where}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{where}: wanted a JSON object, got {type(row).__name__}")
-        yield where, row
+            else:
+                damage.append(f"{where}: not JSON ({error})")
+            continue
+        if isinstance(row, dict):
+            yield where, row
+        else:
+            damage.append(f"{where}: wanted a JSON object, got {type(row).__name__}")
 
 
-def _number(value: Any, name: str, where: str) -> float:
+def _step(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST_STEPS:
+        raise ValueError(f"'step' is {_shown(value)}, wanted a number of steps")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{where}: {name!r} is {value!r}, wanted a number or null")
-    return float(value)
+        raise ValueError(f"{name!r} is {_shown(value)}, wanted a number or null")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name!r} is {_shown(value)}, which no float holds") from None
 
 
-def _sample(row: Mapping[str, Any], where: str) -> Sample:
+def _shown(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
     missing = [name for name in Sample.__dataclass_fields__ if name not in row]
     if missing:
-        raise ConfigError(f"{where}: a sample without {', '.join(map(repr, missing))}")
+        raise ValueError(f"a sample without {', '.join(map(repr, missing))}")
     texts = ("label", "uid", "data_source", "prompt", "answer", "ground_truth")
-    step = row["step"]
-    if not isinstance(step, int):
-        raise ConfigError(f"{where}: 'step' is {step!r}, wanted a number of steps")
     return Sample(
-        step=step,
-        score=_number(row["score"], "score", where),
-        accuracy=_number(row["accuracy"], "accuracy", where),
+        step=_step(row["step"]),
+        score=_number(row["score"], "score"),
+        accuracy=_number(row["accuracy"], "accuracy"),
         **{name: str(row[name]) for name in texts},
     )

@@ -13,6 +13,8 @@ from neoproto.report.reading import Curve, RunData
 MOST_POINTS = 600
 """Of one curve in the page: more cannot be told apart on a screen."""
 FEWEST_POINTS = 100
+MOST_DRAWN = 1e100
+"""A greater value is a gap: it would leave no room for the others, and no float for an axis around it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,8 @@ def drawn(curve: Curve, kind: Kind = "lines", scale: float = 1.0, most: int = MO
     """The same, of any curve."""
     if kind == "growth":
         curve = growth(curve)
-    steps, values = list(curve), [value * scale for value in curve.values()]
+    steps = list(curve)
+    values = [value * scale if abs(value) < MOST_DRAWN else math.nan for value in curve.values()]
     if not any(map(math.isfinite, values)):
         return None
     if len(steps) > most:
@@ -75,10 +78,23 @@ def averaged(steps: Sequence[int], values: Sequence[float], most: int) -> tuple[
     """The mean of each stretch, at its last step."""
     thin_steps, thin_values = [], []
     for stretch in _stretches(len(steps), most):
-        finite = [values[index] for index in stretch if math.isfinite(values[index])]
         thin_steps.append(steps[stretch[-1]])
-        thin_values.append(math.fsum(finite) / len(finite) if finite else math.nan)
+        thin_values.append(mean(values[index] for index in stretch))
     return thin_steps, thin_values
+
+
+def mean(values: Iterable[float]) -> float:
+    """Of the finite values; NaN without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return total(finite) / len(finite) if finite else math.nan
+
+
+def total(values: Sequence[float]) -> float:
+    """Of finite values; infinite where no float holds it."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return sum(values)
 
 
 def _stretches(length: int, count: int) -> Iterable[range]:

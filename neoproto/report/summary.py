@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from neoproto.report.reading import RunData
+from neoproto.report.series import mean, total
 from neoproto.trainer.services import flattened
 
 LAST_STEPS = 10
@@ -46,7 +47,7 @@ def figures(run: RunData) -> list[Figure]:
     found += [
         Figure(name="Wall time of the loop", unit="s", value=wall),
         Figure(name="Time of a step, mean", unit="s", value=mean(steps.values())),
-        Figure(name="Tokens", unit="", value=math.fsum(_finite(tokens.values())) if tokens else math.nan),
+        Figure(name="Tokens", unit="", value=total(_finite(tokens.values())) if tokens else math.nan),
         Figure(
             name="Throughput, mean",
             unit="tokens/s/device",
@@ -97,11 +98,5 @@ def at_end(run: RunData, metric: str) -> float:
     return mean(list(run.curves.get(metric, {}).values())[-LAST_STEPS:])
 
 
-def mean(values: Any) -> float:
-    """Of the finite values; NaN without any."""
-    finite = _finite(values)
-    return math.fsum(finite) / len(finite) if finite else math.nan
-
-
-def _finite(values: Any) -> list[float]:
+def _finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]

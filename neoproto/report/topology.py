@@ -9,19 +9,26 @@ from meshes.topology import compile_topology
 from neoproto.config import load_config
 from neoproto.errors import ConfigError
 
+MOST_DEVICES = 10_000
+
 
 def placement_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Clusters with the models on each device, and a row for each model, ready for JSON.
 
-    A configuration that this version does not take (another version wrote it) gives `{"problem": why}`.
+    A configuration that this version does not take (another version wrote it) gives `{"problem": why}`, and
+    so does one of more devices than can be drawn.
     """
     try:
         checked = load_config(config)
         topology = checked.resolved_topology()
+        devices = sum(cluster.nnodes * cluster.n_gpus_per_node for cluster in topology.clusters)
+        if devices > MOST_DEVICES:
+            return {"problem": f"more than {MOST_DEVICES:,} devices are not drawn: {devices:,}"}
         placement = compile_topology(topology)
-    except ConfigError as error:
-        more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
-        return {"problem": f"this version does not take the configuration: {error.problems[0]}{more}"}
+    except ValueError as error:  # ConfigError, or of pydantic where a value reaches a topology unchecked
+        problems = error.problems if isinstance(error, ConfigError) else (" ".join(str(error).split()),)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return {"problem": f"this version does not take the configuration: {problems[0]}{more}"}
     kinds = {cluster.name: cluster.device_type or "" for cluster in topology.clusters}
     clusters = []
     for cluster in placement.clusters:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -67,7 +69,7 @@ class Typed:
         command: `neoproto.run` or `neoproto.eval`.
         before: the whole words in front.
         word: the one that is being typed; empty at the start of one.
-        folder: of `--config-dir`.
+        folder: of `--config-dir`, if it is there.
     """
 
     command: str
@@ -80,7 +82,9 @@ def main(request: str) -> int:
     """`install=SHELL` prints what the shell has to evaluate, `query=SHELL` answers it; the exit code."""
     what, _, shell = request.partition("=")
     if shell not in SHELLS or what not in ("install", "query"):
-        print(f"--shell-completion: wanted install={'|'.join(SHELLS)}, got {request}", flush=True)
+        # Not where what the shell evaluates goes.
+        wanted = f"wanted install={'|'.join(SHELLS)}, got {request}"
+        print(f"error: --shell-completion: {wanted}", file=sys.stderr, flush=True)
         return 2
     if what == "install":
         print(SCRIPT, end="")
@@ -88,7 +92,9 @@ def main(request: str) -> int:
     typed = read_line(os.environ.get("COMP_LINE", ""))
     if typed is not None:
         cut = cut_off(typed.word, os.environ.get("COMP_WORDBREAKS", ""))
-        print("\n".join(word[cut:] for word in words_for(typed)))
+        answer = "".join(f"{word[cut:]}\n" for word in words_for(typed))
+        sys.stdout.buffer.write(os.fsencode(answer))  # file names as they are, UTF-8 or not
+        sys.stdout.flush()
     return 0
 
 
@@ -100,8 +106,16 @@ def read_line(line: str) -> Typed | None:
     words = found[2].split()
     word = "" if not found[2] or found[2][-1].isspace() else words.pop()
     folder = next((after for one, after in options_of(words) if one in FOLDER_OPTIONS), None)
-    path = None if folder is None else Path(folder).expanduser()
+    path = None if folder is None else folder_at(folder)
     return Typed(command=found[1], before=tuple(words), word=word, folder=path)
+
+
+def folder_at(text: str) -> Path | None:
+    """The folder, if there is one: nothing is said of a wrong path while it is typed."""
+    with suppress(OSError, RuntimeError):  # a name that is too long; a user without a home
+        path = Path(text).expanduser()
+        return path if path.is_dir() else None
+    return None
 
 
 def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -139,7 +153,7 @@ def words_for(typed: Typed) -> list[str]:
 def configurations(folder: Path | None) -> Iterator[str]:
     """Names for `--config-name`."""
     yield from CONFIG_NAMES
-    if folder is not None and folder.is_dir():
+    if folder is not None:
         yield from (path.stem for path in folder.glob("*.yaml"))
 
 

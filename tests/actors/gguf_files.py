@@ -67,3 +67,12 @@ def write_gguf(
         data += raw + b"\0" * (-len(raw) % alignment)
     path.write_bytes(head + b"\0" * (-len(head) % alignment) + data)
     return path
+
+
+def metadata_only(metadata: Mapping[str, Any], *, lists: int) -> bytes:
+    """A file of these pairs and, if `lists`, one more: lists of one list each, so many levels deep."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(metadata) + bool(lists))
+    head += b"".join(text(key) + value(item) for key, item in metadata.items())
+    if lists:
+        head += text("lists") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * lists
+    return head

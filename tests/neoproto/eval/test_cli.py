@@ -11,7 +11,9 @@ from neoproto.config import load_config
 from neoproto.eval import session
 from neoproto.eval.cli import expanded, main
 from neoproto.run.compose import compose
+from neoproto.run.folder import EPOCH
 from neoproto.runtime import Runtime
+from neoproto.trainer.history import METRICS
 from neoproto.trainer.validation import ValidationSample
 from tests.neoproto.run.inputs import json_lines, model_folder, words
 
@@ -25,8 +27,15 @@ def test_short_names_are_written_out_and_other_keys_kept() -> None:
     ]
 
 
-def test_files_to_evaluate_on_are_enough(tmp_path: Path) -> None:
-    overrides = expanded(["data.val_files=x.jsonl", "trainer.experiment_name=mine"])
+@pytest.mark.parametrize("mark", ["+", "++"])
+def test_short_names_may_have_pluses(mark: str) -> None:
+    assert expanded([f"{mark}model=a"])[1:] == ["actor_rollout_ref.model.path=a"]
+    assert expanded([f"{mark}data.seed=1"])[1:] == [f"{mark}data.seed=1"]
+
+
+@pytest.mark.parametrize("mark", ["", "++"])
+def test_files_to_evaluate_on_are_enough(mark: str) -> None:
+    overrides = expanded([f"{mark}data.val_files=x.jsonl", "trainer.experiment_name=mine"])
     config = load_config(compose("ppo_monarch", overrides))
     assert config.data.val_files == config.data.train_files == ("x.jsonl",)
     assert config.trainer.experiment_name == "mine"
@@ -51,6 +60,12 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("n=0", "actor_rollout_ref.rollout.val_kwargs.n"),
         ("k=3", "k: "),
         ("data.max_response_length=100", "positions"),
+        ("data.val_files=5", "error: data.val_files: wanted a list, got 5 (int)"),
+        ("data.val_files=[]", "error: data.val_files: "),
+        ("data.val_files=[1,a]", "error: data.val_files[0]: wanted a string, got 1 (int)"),
+        ("+data.val_files=missing.jsonl", "data.val_files"),
+        ("++data.val_files=missing.jsonl", "data.val_files: missing.jsonl does not exist"),
+        ("++model=/nope", "actor_rollout_ref.model.path: no such folder"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -63,7 +78,25 @@ def test_bad_input_is_one_line(
     printed = capsys.readouterr().err
     assert code == 2, printed
     assert said in printed
+    assert printed.count("\n") == 1, printed
+    assert "train_files" not in printed
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("file", [METRICS, EPOCH])
+@pytest.mark.parametrize("dry", [False, True])
+def test_the_folder_of_a_training_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, dry: bool
+) -> None:
+    files, run = json_lines(tmp_path / "val.jsonl", words(3)), tmp_path / "run"
+    run.mkdir()
+    (run / file).write_text("0\n")
+    typed = [f"model={model_folder(tmp_path / 'm')}", f"data.val_files={files}", f"runtime.run_dir={run}"]
+    assert main([*typed, f"dry_run={dry}"]) == 2
+    said = f"error: runtime.run_dir: {run} holds a training run; wanted another folder\n"
+    assert capsys.readouterr().err == said
+    assert [path.name for path in run.iterdir()] == [file]
 
 
 @pytest.mark.usefixtures("nothing_starts")

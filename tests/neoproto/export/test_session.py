@@ -30,7 +30,7 @@ def run_folder(path: Path, model: Path, *steps: int) -> dict[int, dict[str, torc
     """A run folder with a checkpoint of each step; the weights at each."""
     path.mkdir()
     write_config(path, load_config(compose("ppo_monarch", [f"actor_rollout_ref.model.path={model}"])))
-    policy = Trained("policy", str(model))
+    policy = Trained("policy", model)
     checkpoints = CheckpointFolder(path / CHECKPOINTS)
     weights = {}
     for step in steps:
@@ -54,11 +54,22 @@ def test_the_newest_or_a_named_checkpoint_becomes_a_model_folder(tmp_path: Path,
             assert torch.equal(tensor, weights[step][name]), (folder, name)
         assert found
     assert AutoTokenizer.from_pretrained(tmp_path / "newest").chat_template
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "older", "run"]
+
+
+def test_a_folder_of_the_users_beside_it_is_left_alone(tmp_path: Path, model: Path) -> None:
+    run_folder(tmp_path / "run", model, 2)
+    (tmp_path / "to.unfinished").mkdir()
+    (tmp_path / "to.unfinished" / "mine").touch()
+    export(tmp_path / "run", tmp_path / "to")
+    assert (tmp_path / "to.unfinished" / "mine").exists()
 
 
 @pytest.mark.parametrize(
-    "case", ["no run", "no checkpoint", "only a model", "no such step", "target there", "damaged", "gone"]
-)
+    "case",
+    ["no run", "no checkpoint", "only a model", "no such step", "target there", "damaged", "gone", "binary",
+     "broken", "another version", "long", "long target", "below a file"],
+)  # fmt: skip
 def test_wrong_input_is_one_line(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
@@ -68,8 +79,15 @@ def test_wrong_input_is_one_line(
         run_folder(run, model)
         if case == "only a model":
             (run / MODEL).mkdir()
-    elif case != "no run":
+    elif case not in ("no run", "long"):
         run_folder(run, model, 3)
+    broken = {"binary": b"\xff\xfe", "broken": b"a: [1\nb: 2\n", "another version": b"x: 1\n"}
+    if case in broken:
+        (run / "config.yaml").write_bytes(broken[case])
+    run = tmp_path / ("x" * 300) if case == "long" else run
+    target = {"long target": tmp_path / ("x" * 300), "below a file": run / "config.yaml" / "x"}.get(
+        case, target
+    )
     typed = [str(run), "--to", str(target)]
     if case == "no such step":
         typed += ["--step", "7"]
@@ -83,7 +101,13 @@ def test_wrong_input_is_one_line(
     if case == "gone":
         write_config(run, load_config(compose("ppo_monarch", [f"actor_rollout_ref.model.path={path}"])))
     said = {
-        "no run": f"{run} is not a run folder",
+        "no run": f"error: {run}: no such folder\n",
+        "binary": f"error: {run / 'config.yaml'}: not YAML ('utf-8' codec can't decode",
+        "broken": f"error: {run / 'config.yaml'}:2: not YAML (expected",
+        "another version": f"error: {run / 'config.yaml'}: x: unknown key",
+        "long": f"error: {run}: cannot be read: File name too long\n",
+        "long target": f"error: --to: {target}: cannot be written: File name too long\n",
+        "below a file": f"error: --to: {target}: cannot be written: ",
         "no checkpoint": f"{run} has no checkpoint; there are: none",
         "only a model": f"there are: none; its trained model is {run / MODEL}",
         "no such step": f"{run} has no checkpoint of step 7; there are: 3",
@@ -94,7 +118,8 @@ def test_wrong_input_is_one_line(
     assert main(typed) == 2
     printed = capsys.readouterr().err
     assert said in printed
-    assert target.exists() == (case == "target there")
+    assert printed.count("\n") == 1
+    assert case == "long target" or target.exists() == (case == "target there")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: Path) -> None:
@@ -105,5 +130,5 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: Path) -
     with pytest.raises(WeightMismatch, match="is of another model"):
         export(run, tmp_path / "to")
     (run / "config.yaml").write_text("3")
-    with pytest.raises(ConfigError, match="holds no configuration"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: wanted a mapping, got int"):
         export(run, tmp_path / "to")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neoproto.errors import ConfigError
-from neoproto.report.reading import read_run, read_runs, run_names
+from neoproto.report.reading import read_config, read_run, read_runs, run_names
 from tests.neoproto.report.runs import write_rows, write_run
 
 
@@ -82,31 +82,53 @@ def test_a_run_that_has_not_stepped_and_one_without_samples(tmp_path: Path) -> N
     [
         ("metrics.jsonl", "{broken}", "metrics.jsonl:3: not JSON"),
         ("metrics.jsonl", "\xff", "metrics.jsonl:3: not JSON"),
+        ("metrics.jsonl", "[" * 100_000, "metrics.jsonl:3: not JSON"),
         ("metrics.jsonl", "[1]", "metrics.jsonl:3: wanted a JSON object, got list"),
         ("metrics.jsonl", '{"time": 1}', "metrics.jsonl:3: 'step' is None, wanted a number of steps"),
         ("metrics.jsonl", '{"step": -1}', "'step' is -1"),
+        ("metrics.jsonl", '{"step": true}', "'step' is True"),
+        ("metrics.jsonl", f'{{"step": {"1" * 400}}}', f"'step' is {'1' * 60}…, wanted a number of steps"),
         ("metrics.jsonl", '{"step": 1, "a": "b"}', "metrics.jsonl:3: 'a' is 'b', wanted a number or null"),
         ("metrics.jsonl", '{"step": 1, "a": true}', "'a' is True"),
+        ("metrics.jsonl", '{"step": 1, "a": [[1]]}', "'a' is a list"),
+        ("metrics.jsonl", f'{{"step": 1, "a": {"1" * 400}}}', f"'a' is {'1' * 60}…, which no float holds"),
+        ("metrics.jsonl", '{"step": 1, "time": "b"}', "'time' is 'b'"),
         ("validation/step_3.jsonl", "{broken}", "step_3.jsonl:3: not JSON"),
         ("validation/step_3.jsonl", '{"step": 3, "uid": "a"}', "step_3.jsonl:3: a sample without 'label', "),
     ],
 )
-def test_a_broken_line_is_named(tmp_path: Path, name: str, line: str, complaint: str) -> None:
+def test_a_damaged_line_is_named_and_left_out(tmp_path: Path, name: str, line: str, complaint: str) -> None:
     folder = write_run(tmp_path / "a")
+    whole = read_run(folder, "a")
     lines = (folder / name).read_text().splitlines(keepends=True)
     lines.insert(2, line + "\n")
     (folder / name).write_bytes("".join(lines).encode("latin-1"))
-    with pytest.raises(ConfigError) as caught:
-        read_run(folder, "a")
-    assert complaint in str(caught.value)
+    run = read_run(folder, "a")
+    (note,) = run.notes
+    assert note.startswith("left out: ")
+    assert complaint in note
+    assert (run.curves, run.samples) == (whole.curves, whole.samples)
+    assert run.seconds == whole.seconds
 
 
-def test_a_broken_last_line_with_its_end_is_no_cut_one(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", steps=1)
+def test_of_a_damaged_line_the_other_values_stay_and_the_notes_are_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": \n')
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl:3: not JSON"):
-        read_run(folder, "a")
+        file.write('{"step": 7, "actor/lr": "b", "actor/entropy": 0.5, "time": 1e9}\n{"step": \n[1]\n')
+    run = read_run(folder, "a")
+    assert run.curves["actor/entropy"][7] == 0.5
+    assert 7 not in run.curves["actor/lr"]
+    where = f"{folder / 'metrics.jsonl'}:10"
+    assert run.notes == (f"left out: {where}: 'actor/lr' is 'b', wanted a number or null (and 2 more)",)
+
+
+def test_samples_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / "validation" / "step_9.jsonl").mkdir()
+    run = read_run(folder, "a")
+    assert len(run.samples) == 12
+    path = folder / "validation" / "step_9.jsonl"
+    assert run.notes == (f"left out: {path}: cannot be read: Is a directory",)
 
 
 def test_folders_that_are_none_of_a_run_are_all_named(tmp_path: Path) -> None:
@@ -127,8 +149,23 @@ def test_folders_that_are_none_of_a_run_are_all_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("a: [1\nb: 2\n", r"config\.yaml:2: not YAML"), ("- 1\n", "wanted a mapping, got list")],
-)
+    [
+        ("a: [1\nb: 2\n", r"config\.yaml:2: not YAML \(expected ',' or '\]'"),
+        ("a: \x00", r"config\.yaml: not YAML \(unacceptable character"),
+        ("a: " + "[" * 3000, r"config\.yaml: not YAML \(maximum recursion"),
+        ("a: " + "1" * 5000, r"config\.yaml: not YAML \(Exceeds the limit"),
+        ("a: !!timestamp b", r"config\.yaml: not YAML"),
+        ("a: {b: [1, 0x" + "f" * 5000 + "]}", r"config\.yaml: a\.b\.1 is a number of more than 300 digits"),
+        ("? 0x" + "f" * 5000 + "\n: 1", r"config\.yaml: a key is a number of more than 300 digits"),
+        ("a: &a {b: *a}", r"config\.yaml: a holds itself, or has more than 50 levels"),
+        ("a: &a [*a]", r"config\.yaml: a holds itself"),
+        ("a: &a [0,0,0,0,0,0,0,0,0,0]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
+         "c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\n"
+         "e: [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]", r"config\.yaml: it has more than 100,000 values"),
+        ("", "wanted a mapping, got NoneType"),
+        ("- 1\n", "wanted a mapping, got list"),
+    ],
+)  # fmt: skip
 def test_a_broken_configuration_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     folder = write_run(tmp_path / "a")
     (folder / "config.yaml").write_text(text)
@@ -136,9 +173,20 @@ def test_a_broken_configuration_is_named(tmp_path: Path, text: str, complaint: s
         read_run(folder, "a")
 
 
+def test_dates_and_keys_that_are_no_texts_become_texts(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("null: 3\n2020-01-01: {2021-02-03: [{1: 2021-02-03}]}\nb: !!set {x}\n")
+    assert read_config(path) == {
+        "None": 3,
+        "2020-01-01": {"2021-02-03": [{"1": "2021-02-03"}]},
+        "b": ["x"],
+    }
+
+
 def test_other_files_beside_the_samples_are_left_alone(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    write_rows(folder / "validation" / "step_last.jsonl", [{"other": 1}])
+    for name in ("last", "²5"):
+        write_rows(folder / "validation" / f"step_{name}.jsonl", [{"other": 1}])
     assert len(read_run(folder, "a").samples) == 12
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from neoproto.report.series import averaged, drawn, extremes, growth, points_for
+from neoproto.report.series import averaged, drawn, extremes, growth, mean, points_for, total
 
 
 def test_a_short_curve_is_drawn_as_it_is() -> None:
@@ -17,7 +17,13 @@ def test_a_short_curve_is_drawn_as_it_is() -> None:
 
 def test_a_curve_without_a_figure_is_none() -> None:
     assert drawn({}) is None
-    assert drawn({1: math.nan, 2: math.inf}) is None
+    assert drawn({1: math.nan, 2: math.inf, 3: 1.7e308}) is None
+
+
+def test_a_mean_that_no_float_holds_is_infinite() -> None:
+    assert mean([1.7e308, 1.7e308]) == total([1.7e308, 1.7e308]) == math.inf
+    assert mean([1.0, math.nan, 2.0, math.inf]) == 1.5
+    assert math.isnan(mean([math.nan]))
 
 
 def test_thinning_keeps_peaks_ends_and_gaps() -> None:

@@ -53,3 +53,22 @@ def test_a_configuration_of_another_version_is_said_to_be_one() -> None:
     problem = placement_of({"trainer": {"no_such_key": 1}, "data": {"other": 2}})["problem"]
     assert problem.startswith("this version does not take the configuration: ")
     assert "(and 1 more)" in problem
+
+
+def test_more_devices_than_can_be_drawn_are_a_problem() -> None:
+    size = {"name": "train", "n_gpus_per_node": 1}
+    models = [
+        {"name": name, "worker": name, "config_key": key, "resource_pool": "train"}
+        for name, key in (
+            ("actor", "actor_rollout_ref"), ("rollout", "actor_rollout_ref"), ("critic", "critic")
+        )
+    ]  # fmt: skip
+    topology = {
+        "clusters": [size | {"nnodes": 20_000, "device_type": "cpu"}],
+        "device_pools": [size | {"nnodes": 1, "cluster": "train"}],
+        "models": models,
+    }
+    said = placement_of({"topology": topology})["problem"]
+    assert said == "more than 10,000 devices are not drawn: 20,000"
+    said = placement_of({"trainer": {"nnodes": 100_000}})["problem"]
+    assert said.startswith("this version does not take the configuration: ")

@@ -73,6 +73,12 @@ def test_at_the_start_of_a_word_there_is_everything() -> None:
     assert "+smoke=" not in found
 
 
+@pytest.mark.parametrize("folder", ["~nobody9", "x" * 300, "absent"])
+def test_a_folder_that_is_none_has_nothing_to_offer(folder: str) -> None:
+    assert offered(f"run --config-dir {folder} --config-name ppo_mon") == ["ppo_monarch"]
+    assert offered(f"run --config-dir {folder} algorithm=ga") == ["algorithm=gae"]
+
+
 def test_own_configurations_and_files_are_offered(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_monarch, _self_]\n")
@@ -101,10 +107,22 @@ def test_other_commands_are_none_of_ours() -> None:
     assert completion.read_line("python script.py ") is None
 
 
+def test_a_file_name_that_is_not_utf_8_is_offered_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/mine_\xff.yaml")).touch()
+    line = f"python -m neoproto.run --config-dir {tmp_path} --config-name mi"
+    monkeypatch.setenv("COMP_LINE", line)
+    assert completion.main("query=bash") == 0
+    assert capfdbinary.readouterr().out == b"mine_\xff\n"
+
+
 @pytest.mark.parametrize("request_", ["install=tcsh", "remove=bash", "install"])
 def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str], request_: str) -> None:
     assert completion.main(request_) == 2
-    assert capsys.readouterr().out == f"--shell-completion: wanted install=bash, got {request_}\n"
+    # Not where the shell evaluates it.
+    said = f"error: --shell-completion: wanted install=bash, got {request_}\n"
+    assert capsys.readouterr() == ("", said)
 
 
 def test_nothing_heavy_is_imported() -> None:

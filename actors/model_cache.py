@@ -29,8 +29,11 @@ def models_folder(cache_dir: Path | None = None) -> Path:
 
 
 def is_whole(folder: Path, files: Sequence[str]) -> bool:
-    """Whether the folder has all these files."""
-    return all((folder / name).is_file() for name in files)
+    """Whether the folder has all these files, as far as it can be looked into."""
+    try:
+        return all((folder / name).is_file() for name in files)
+    except OSError:
+        return False
 
 
 def ensure_folder(

@@ -131,10 +131,13 @@ def test_an_interrupted_maker_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "models").write_text("a file is in the way")
+@pytest.mark.parametrize("name", ["cache", "a" * 300])
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    if name == "cache":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "models").write_text("a file is in the way")
     with pytest.raises(ConfigError, match=r"the model cache .*models cannot be written .*NEOPROTO_CACHE"):
-        ensure_tiny_model(SMALL, ROWS, tmp_path)
+        ensure_tiny_model(SMALL, ROWS, tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ MODEL_FIELD = "actor_rollout_ref.model.path"
 _SAFE, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 _BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TOKENIZER_JSON = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+)  # fmt: skip
 _USUAL_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -62,6 +65,17 @@ def check_model_folder(path: str | Path, *, field: str = MODEL_FIELD) -> Path:
     return folder
 
 
+def check_tokenizer_files(folder: Path, *, field: str = MODEL_FIELD) -> None:
+    """Refuse a tokenizer's files that are no JSON objects, which transformers says in words of its insides.
+
+    Raises:
+        ConfigError: as `read_json_object`.
+    """
+    for name in _TOKENIZER_JSON:
+        if (folder / name).exists():
+            read_json_object(folder / name, field=field)
+
+
 def read_json_object(path: Path, *, field: str) -> dict[str, Any]:
     """A JSON file of a model folder that holds one object.
 
@@ -88,9 +102,11 @@ def read_model_config(model: str | Path, *, field: str) -> dict[str, Any]:
     path = Path(model) / "config.json"
     whole = read_json_object(path, field=field)
     inner = whole.get("text_config")
-    found = whole if not isinstance(inner, Mapping) else inner | {"architectures": whole.get("architectures")}
+    found = whole
+    if isinstance(inner, dict):
+        found = inner | {"architectures": whole.get("architectures")}
     renamed = {usual: found[name] for name, usual in _USUAL_NAMES.items() if name in found}
-    config = renamed | dict(found)
+    config = renamed | found
     bad = [
         f"{field}: {path}: {name}: a whole number of at least 1 is needed, got {shown(config[name])}"
         for name in _SIZES
@@ -134,20 +150,16 @@ def _check_weights(folder: Path, field: str) -> None:
 def _shards(index: Path, field: str) -> set[str]:
     """Names of the files that an index spreads the weights over, all of which are there."""
     weight_map = read_json_object(index, field=field).get("weight_map")
-    names = set(weight_map.values()) if _is_text_map(weight_map) else set()
-    if not names:
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"{field}: {index}: weight_map: an object of tensor and file names is needed, got "
             f"{shown(weight_map)}"
         )
     if missing := sorted(name for name in names if not (index.parent / name).is_file()):
-        listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise ConfigError(f"{field}: {index} names {len(missing)} files that are not there: {listed}")
+        listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ConfigError(f"{field}: {index} names files that are not there: {listed}")
     return names
-
-
-def _is_text_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
 
 
 def _check_header(file: Path, field: str) -> None:

@@ -18,7 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neoproto.data.model_files import MODEL_FIELD, check_model_folder, vocabulary_size
+from neoproto.data.model_files import (
+    MODEL_FIELD,
+    check_model_folder,
+    check_tokenizer_files,
+    vocabulary_size,
+)
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.data.wording import Problems, one_line
 from neoproto.errors import ConfigError
@@ -52,6 +57,7 @@ def load_tokenizer(path: str | Path, *, field: str = MODEL_FIELD) -> Any:
             has no end-of-sequence token, or one that the model does not know.
     """
     folder = check_model_folder(path, field=field)
+    check_tokenizer_files(folder, field=field)
     from transformers import AutoTokenizer
 
     try:

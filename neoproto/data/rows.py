@@ -114,10 +114,10 @@ def rows_from_dicts(values: Iterable[Mapping[str, Any]], *, name: str) -> list[P
 
 
 def _file_problem(path: Path) -> str | None:
-    if path.suffix != ".parquet" and path.suffix not in _JSON_SUFFIXES:
-        return f"{path}: unknown kind of file {path.suffix!r}; known: .parquet, {', '.join(_JSON_SUFFIXES)}"
     if problem := wrong_kind(path, "file"):
         return problem
+    if path.suffix != ".parquet" and path.suffix not in _JSON_SUFFIXES:
+        return f"{path}: unknown kind of file {path.suffix!r}; known: .parquet, {', '.join(_JSON_SUFFIXES)}"
     if not path.is_file():
         return f"{path} does not exist"
     if path.stat().st_size == 0:

@@ -41,7 +41,7 @@ def load_function(
         raise ConfigError(f"{field}.path: no such file: {file}")
     module = _imported(file, field)
     try:
-        function = getattr(module, name, module)
+        function: Any = getattr(module, name, module)
         signature = inspect.signature(function) if callable(function) else None
         called = f"{name}{' '.join(str(signature).split())}"
     except Exception as error:  # looking at what a user wrote can run it (`__getattr__`, `__signature__`)

@@ -62,7 +62,11 @@ def test_not_every_file_of_a_kind_holds_weights(tmp_path: Path, name: str, there
         ({"a": "model.safetensors"}, None),
         (
             {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "model.safetensors"},
-            "names 2 files that are not there: m-1.safetensors, m-2.safetensors",
+            "names files that are not there: m-1.safetensors, m-2.safetensors",
+        ),
+        (
+            {str(number): f"m-{number}.safetensors" for number in range(5)},
+            "names files that are not there: m-0.safetensors, m-1.safetensors, m-2.safetensors and 2 more",
         ),
         ({"a": 3}, "weight_map: an object of tensor and file names is needed, got {'a': 3}"),
         (None, "weight_map: an object of tensor and file names is needed, got None"),

@@ -224,11 +224,23 @@ def test_a_folders_tokenizer_is_loaded_and_always_pads(tmp_path: Path) -> None:
     assert encode_prompts([prompt("a")], loaded, 4).token_ids == ((1, 7, 4, 8),)
 
 
-def test_a_broken_tokenizer_is_an_error_of_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", "{}", "the tokenizer in {folder} cannot be loaded: "),
+        ("tokenizer.json", "[]", "{folder}/tokenizer.json: a JSON object is needed, got []"),
+        ("tokenizer_config.json", "{", "{folder}/tokenizer_config.json cannot be read: Expecting"),
+        ("special_tokens_map.json", "[]", "{folder}/special_tokens_map.json: a JSON object is needed"),
+    ],
+)
+def test_a_broken_tokenizer_is_an_error_of_its_file(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
     folder = model_folder(tmp_path, tokenizer())
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError) as caught:
         load_tokenizer(folder)
+    assert str(caught.value).startswith("actor_rollout_ref.model.path: " + said.format(folder=folder))
 
 
 def test_code_in_a_folder_is_neither_run_nor_asked_about(

@@ -88,6 +88,10 @@ def test_an_unusable_file_is_named(tmp_path: Path, name: str, content: str | Non
     assert str(path) in problem
 
 
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    assert problems(tmp_path) == (f"data.train_files: {tmp_path} is a folder, a file is needed",)
+
+
 def test_no_files_is_an_error_of_the_field() -> None:
     with pytest.raises(ConfigError, match=r"data\.val_files: no files given"):
         read_rows([], field="data.val_files")

@@ -153,7 +153,7 @@ def without(path: Path, *names: str) -> Path:
         (lambda path: (model_folder(path) / "config.json").write_text("{"), "config.json cannot be read"),
         (
             lambda path: (model_folder(path) / "tokenizer.json").write_text("{"),
-            "the tokenizer in {path} cannot be loaded",
+            "{path}/tokenizer.json cannot be read",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         engine=config.actor_rollout_ref.rollout.name,
     )
     critic = config.critic.model.path
-    critic_dir = model_dir if critic is None else check_model_folder(critic, field="critic.model.path")
+    critic_dir = model_dir if critic is None else critic_folder(critic, model_dir)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
         train = encode(config, rows.train, tokenizer)
@@ -194,6 +194,23 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
     ]
     with stage("preparing the built-in model (made once, then cached)"):
         return ensure_tiny_model(options, layout)
+
+
+def critic_folder(path: str, model_dir: Path) -> Path:
+    """The folder the critic starts from; the critic reads whatever the policy may write.
+
+    Raises:
+        ConfigError: it is no model folder, or knows fewer tokens than the policy.
+    """
+    field = "critic.model.path"
+    folder = check_model_folder(path, field=field)
+    known, wanted = vocabulary_size(folder, field=field), vocabulary_size(model_dir)
+    if known is not None and wanted is not None and known < wanted:
+        raise ConfigError(
+            f"{field}: the model in {folder} knows {known} tokens (vocab_size in config.json), the policy "
+            f"in {model_dir} knows {wanted}"
+        )
+    return folder
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:

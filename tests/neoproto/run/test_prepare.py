@@ -75,6 +75,16 @@ def test_the_critic_may_start_from_another_folder(model: Path, train_file: Path,
     assert prepared(model, train_file, f"critic.model.path={other}").critic_dir == other
 
 
+def test_a_critic_that_knows_fewer_tokens_than_the_policy_is_refused(
+    train_file: Path, tmp_path: Path
+) -> None:
+    model, critic = (make_model_folder(tmp_path / str(size), vocab_size=size) for size in (264, 262))
+    said = rf"^critic\.model\.path: the model in {critic} knows 262 tokens .*the policy in {model} knows 264$"
+    with pytest.raises(ConfigError, match=said):
+        prepared(model, train_file, f"critic.model.path={critic}")
+    assert prepared(critic, train_file, f"critic.model.path={model}").critic_dir == model
+
+
 def test_validation_prompts_are_encoded_like_the_others(
     model: Path, train_file: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.rewards import Score
 from neoproto.data.user_code import load_function
+from neoproto.data.wording import shown
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _FIELD = "reward.custom_reward_function"
@@ -54,7 +55,7 @@ def to_score(returned: Any) -> Score:
         value = _number(returned, "it returned")
         return Score(score=value, acc=value)
     if "score" not in returned:
-        raise NotAScore(f"it returned a dictionary without 'score': {_shown(returned)}")
+        raise NotAScore(f"it returned a dictionary without 'score': {shown(returned, 80)}")
     score = _number(returned["score"], "it returned score =")
     acc = _number(returned["acc"], "it returned acc =") if "acc" in returned else score
     extra = {str(key): value for key, value in returned.items() if key not in ("score", "acc")}
@@ -65,18 +66,13 @@ def _number(value: Any, what: str) -> float:
     if getattr(value, "ndim", None) == 0:  # a scalar of numpy or torch
         value = value.item()
     if not isinstance(value, numbers.Real):
-        raise NotAScore(f"{what} {_shown(value)} ({type(value).__name__}), not a number")
+        raise NotAScore(f"{what} {shown(value, 80)} ({type(value).__name__}), not a number")
     try:
         number = float(value)
     except OverflowError:
-        raise NotAScore(f"{what} {_shown(value)}, which is too large") from None
+        raise NotAScore(f"{what} {shown(value, 80)}, which is too large") from None
     if not math.isfinite(number):
         raise NotAScore(f"{what} {number}, which is not finite")
     if abs(number) > _LARGEST_SCORE:
         raise NotAScore(f"{what} {number}, which is too large")
     return number
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -10,6 +12,7 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 from neoproto.data.rows import PromptRow
+from neoproto.data.wording import Problems, shown
 from neoproto.errors import ConfigError
 
 BuiltIn = Literal["exact_match", "last_number", "math_verify", "reasoning_gym"]
@@ -21,6 +24,7 @@ _BY_DATA_SOURCE: Mapping[str, str] = {
     "lighteval/MATH": "math_verify",
     "DigitalLearningGmbH/MATH-lighteval": "math_verify",
 }
+_PARSING_LIMIT_S = 3
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)")
 
 
@@ -59,7 +63,7 @@ def last_number(solution: str, ground_truth: Any) -> Score:
     """
     expected = find_last_number(str(ground_truth))
     if expected is None:
-        raise RowError(f"the ground truth {ground_truth!r} has no number")
+        raise RowError(f"the ground truth {shown(ground_truth)} has no number")
     right = float(find_last_number(solution) == expected)
     return Score(score=right, acc=right)
 
@@ -84,12 +88,9 @@ def reasoning_gym_score(
     Raises:
         RowError: no such task, or extra_info lacks a part of the entry.
     """
-    missing = [key for key in ("question", "answer", "metadata") if key not in extra_info]
-    if missing:
-        raise RowError(f"extra_info lacks {', '.join(missing)}, which the task's verifier needs")
-    entry = {key: extra_info[key] for key in ("question", "answer", "metadata")}
+    verifier, entry = _verifier_and_entry(data_source, extra_info)
     answer = solution.strip()
-    score = float(_verifier(data_source.removeprefix(REASONING_GYM_PREFIX))(answer=answer, entry=entry))
+    score = float(verifier(answer=answer, entry=entry))
     acc = exact_match(answer, ground_truth).acc if isinstance(ground_truth, str) else float(score >= 1)
     return Score(score=score, acc=acc)
 
@@ -121,26 +122,76 @@ def choose_built_in(name: str, style: str, data_source: str) -> str:
 
 
 def check_rows(name: str, rows: Iterable[PromptRow]) -> None:
-    """Refuse rows that no built-in reward judges, before anything is started.
+    """Refuse rows that no built-in reward judges, or by which theirs could judge no answer.
 
     Args:
         name: `reward.name`.
         rows: training and validation rows; needless with a custom reward function.
 
     Raises:
-        ConfigError: for each style and data source without a judge, naming the first such row.
+        ConfigError: for each style and data source without a judge, naming the first such row; and for each
+            row whose ground truth or `extra_info` its judge cannot use. The first ten problems are listed and
+            the rest counted.
     """
-    problems = {}
+    problems = Problems()
+    without_judge = set()
     for row in rows:
         kind = (str(row.reward_model.get("style")), row.data_source)
-        if kind in problems:
+        if kind in without_judge:
             continue
         try:
-            choose_built_in(name, *kind)
+            chosen = choose_built_in(name, *kind)
         except ConfigError as error:
-            problems[kind] = f"{row.origin}: {error}"
-    if problems:
-        raise ConfigError(*problems.values())
+            without_judge.add(kind)
+            problems.add(f"{row.origin}: {error}")
+            continue
+        try:
+            check_row(chosen, row)
+        except RowError as error:
+            problems.add(f"{row.origin}: {error} (judged by {chosen})")
+    problems.raise_any()
+
+
+def check_row(chosen: str, row: PromptRow) -> None:
+    """Whether this built-in can judge answers to the row.
+
+    Raises:
+        RowError: it cannot.
+    """
+    ground_truth = row.reward_model.get("ground_truth")
+    if chosen == "reasoning_gym":
+        _verifier_and_entry(row.data_source, row.extra_info)
+        return
+    if not isinstance(ground_truth, str | numbers.Number):
+        raise RowError(f"reward_model.ground_truth: a text or a number is needed, got {shown(ground_truth)}")
+    if chosen == "last_number":
+        last_number("", ground_truth)
+    elif chosen == "math_verify" and not _has_mathematics(str(ground_truth)):
+        raise RowError(f"math-verify finds no expression in the ground truth {shown(ground_truth)}")
+
+
+def _verifier_and_entry(data_source: str, extra_info: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A task's verifier, and what it wants to know of the question."""
+    keys = ("question", "answer", "metadata")
+    if missing := [key for key in keys if key not in extra_info]:
+        raise RowError(f"extra_info lacks {', '.join(missing)}, which the task's verifier needs")
+    if not isinstance(extra_info["metadata"], Mapping):
+        raise RowError(f"extra_info.metadata: an object is needed, got {shown(extra_info['metadata'])}")
+    return _verifier(data_source.removeprefix(REASONING_GYM_PREFIX)), {key: extra_info[key] for key in keys}
+
+
+@cache
+def _has_mathematics(ground_truth: str) -> bool:
+    """Whether math-verify finds an expression in it.
+
+    LaTeX between its signs is taken for one: to parse that takes long, and no data set lacks it by mistake.
+    """
+    in_main = threading.current_thread() is threading.main_thread()  # its limit is a signal
+    if not in_main or any(sign in ground_truth for sign in ("$", r"\(", r"\[", r"\boxed")):
+        return True
+    from math_verify import parse  # half a second, and only some runs need it
+
+    return bool(parse(ground_truth, parsing_timeout=_PARSING_LIMIT_S))
 
 
 @cache
@@ -150,4 +201,4 @@ def _verifier(task: str) -> Any:
     try:
         return get_score_answer_fn(task)
     except ValueError as error:
-        raise RowError(str(error)) from error
+        raise RowError(f"data_source: reasoning-gym has no task {task!r}") from error

@@ -5,27 +5,21 @@ Importable without vLLM: the controller uses this before any worker exists.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from neoproto.data.generation import SamplingParams
+from neoproto.data.model_files import head_dim, read_model_config
+from neoproto.data.wording import shown
 from neoproto.errors import ConfigError
 from neoproto.weights import UpdateOptions
 from neoproto.weights.options import TransportName
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Attention head sizes that vLLM's CPU kernels have."""
-
-_USUAL_NAMES = {
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-    "n_positions": "max_position_embeddings",
-}
-"""What GPT-2 and its descendants call these sizes in `config.json`."""
+_LANGUAGE_HEADS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForConditionalGeneration")
+"""How transformers calls models that generate text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,10 +170,16 @@ def check_servable(
         engine: "vllm", whose kernels know certain head sizes, or "hf".
 
     Raises:
-        ConfigError: more positions asked for than the model has; a head size that the CPU kernels lack.
+        ConfigError: a `config.json` that cannot be read; a model without a language-model head; more
+            positions asked for than it has; a head size that the CPU kernels lack.
     """
     config = read_model_config(model, field=field)
     problems = []
+    heads = config.get("architectures")
+    if isinstance(heads, list) and heads and not any(str(name).endswith(_LANGUAGE_HEADS) for name in heads):
+        problems.append(
+            f"{field}: {model} has no language-model head: architectures in its config.json is {shown(heads)}"
+        )
     positions = config.get("max_position_embeddings")
     if positions is not None and max_model_len > positions:
         problems.append(
@@ -194,29 +194,3 @@ def check_servable(
         )
     if problems:
         raise ConfigError(*problems)
-
-
-def read_model_config(model: str | Path, *, field: str) -> dict[str, Any]:
-    """The model's `config.json`, its text part where it has several; sizes under their usual names too.
-
-    Raises:
-        ConfigError: missing or not JSON.
-    """
-    path = Path(model) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{field}: {path} cannot be read: {error}") from error
-    inner = config.get("text_config")
-    found = dict(inner) if isinstance(inner, Mapping) else dict(config)
-    renamed = {usual: found[name] for name, usual in _USUAL_NAMES.items() if name in found}
-    return renamed | found
-
-
-def head_dim(config: Mapping[str, Any]) -> int | None:
-    """Size of an attention head, None where the configuration does not say."""
-    if config.get("head_dim"):
-        return int(config["head_dim"])
-    if config.get("hidden_size") and config.get("num_attention_heads"):
-        return int(config["hidden_size"] // config["num_attention_heads"])
-    return None

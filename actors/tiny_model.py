@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ import torch
 from actors.model_cache import cache_folder, ensure_folder, no_progress_bar
 from actors.tiny_tokenizer import build_tokenizer, shared_phrases
 from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
+from neoproto.data.paths import user_path
 from neoproto.data.tasks import load_task
+from neoproto.data.wording import one_line, shown
 from neoproto.errors import ConfigError
 
 __all__ = [
@@ -44,6 +47,8 @@ RECIPE = 1
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Head sizes that vLLM's CPU attention has kernels for."""
 
+_MOST_THREADS = 1024
+_MOST_PARAMETERS = 1_000_000_000
 RECORD_FILE = "tiny_model.json"
 _FILES = ("config.json", "model.safetensors", "tokenizer.json", RECORD_FILE)
 
@@ -86,6 +91,14 @@ class TinyModelOptions(WarmStartOptions):
             problems.append(
                 f"num_heads: vLLM has no CPU kernel for heads of {self.hidden_size // self.num_heads}; "
                 f"known sizes: {', '.join(map(str, HEAD_SIZES))}"
+            )
+        if self.num_threads > _MOST_THREADS:
+            problems.append(f"num_threads: at most {_MOST_THREADS}, got {self.num_threads}")
+        layer = self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+        if (parameters := self.num_layers * layer) > _MOST_PARAMETERS:
+            problems.append(
+                f"hidden_size, intermediate_size, num_layers: {_MOST_PARAMETERS:,} parameters at most, these "
+                f"have {parameters:,}"
             )
         problems += self.problems()
         if problems:
@@ -218,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("--val-size", type=int, default=600, help="questions held out")
     task.add_argument("--task-seed", type=int, default=0, help="seed of the questions and their split")
     task.add_argument(
-        "--options", type=json.loads, metavar="JSON", default='{"min_word_len": 3, "max_word_len": 4}',
+        "--options", type=_json_object, metavar="JSON", default='{"min_word_len": 3, "max_word_len": 4}',
         help="the task's own options",
     )  # fmt: skip
     model = parser.add_argument_group("the model and its warm start")
@@ -228,6 +241,28 @@ def _parser() -> argparse.ArgumentParser:
             f"--{option.name.replace('_', '-')}", type=kind, default=option.default, help=kind.__name__
         )
     return parser
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"a JSON object is needed, got {shown(found)}")
+    return found
+
+
+def _writable_folder(path: Path) -> Path:
+    """The folder, made here: not to find out that it cannot be after minutes of warm start."""
+    folder = user_path(path, field="--out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--out: {folder} cannot be written: {error.strerror or error}") from error
+    return folder
 
 
 def _print_progress(state: WarmStart) -> None:
@@ -248,10 +283,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = load_task(
             given["task"], given["size"], given["task_seed"], given["options"], given["val_size"]
         ).train  # fmt: skip
-        folder = given["out"]
-        if folder is None:
+        if given["out"] is None:
             folder = ensure_tiny_model(options, rows, progress=_print_progress)
         else:
+            folder = _writable_folder(given["out"])
             make_tiny_model(folder, options, rows, _print_progress)
     except ConfigError as error:
         print(error, file=sys.stderr)

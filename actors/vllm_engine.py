@@ -26,8 +26,9 @@ from vllm.v1.engine import FinishReason
 
 from actors.continuation import Partial, complete
 from actors.model_layout import model_layout
-from actors.rollout_options import EngineOptions, head_dim, read_model_config
+from actors.rollout_options import EngineOptions
 from neoproto.data.generation import GenerateRequest, Generation
+from neoproto.data.model_files import head_dim, read_model_config
 from neoproto.data.paths import is_full
 from neoproto.errors import RolloutError, WeightMismatch
 from neoproto.weights import TensorLayout, WeightVersion, parse_dtype

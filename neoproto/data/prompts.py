@@ -8,7 +8,6 @@ Rows come from `read_rows` (files) or `rows_from_dicts` (a task).
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neoproto.data.paths import user_path
+from neoproto.data.model_files import (
+    MODEL_FIELD,
+    check_model_folder,
+    check_tokenizer_files,
+    find_model_folder,
+    read_json_object,
+    read_model_config,
+    vocabulary_size,
+)
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
+from neoproto.data.wording import Problems, one_line
 from neoproto.errors import ConfigError
 
 __all__ = [
@@ -39,72 +47,50 @@ __all__ = [
 
 Truncation = Literal["error", "left", "right", "filter"]
 PLAIN_TEMPLATE = "plain"
-_WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-def check_model_folder(path: str | Path, *, field: str = "actor_rollout_ref.model.path") -> Path:
-    """Refuse a folder that is not a Hugging Face model with its tokenizer.
-
-    Args:
-        path: the folder.
-        field: the configuration key it comes from, for messages.
-
-    Raises:
-        ConfigError: no such folder, or it lacks `config.json`, weights or tokenizer files; all are listed.
-    """
-    folder = user_path(path, field=field)
-    if not folder.is_dir():
-        raise ConfigError(f"{field}: no such folder: {folder}")
-    missing = []
-    if not (folder / "config.json").is_file():
-        missing.append("config.json")
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
-        missing.append("weights (*.safetensors)")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        missing.append("a tokenizer (tokenizer.json or tokenizer_config.json)")
-    if missing:
-        raise ConfigError(
-            f"{field}: {folder} is not a Hugging Face model folder, it lacks {', '.join(missing)}"
-        )
-    return folder
-
-
-def load_tokenizer(path: str | Path, *, field: str = "actor_rollout_ref.model.path") -> Any:
+def load_tokenizer(path: str | Path, *, field: str = MODEL_FIELD) -> Any:
     """The tokenizer of a model folder; nothing is ever downloaded.
 
     A tokenizer without a padding token pads with its end-of-sequence token (masks come from lengths, never
     from ids).
 
     Raises:
-        ConfigError: not a model folder (see `check_model_folder`), or its tokenizer cannot be loaded, or it
-            has no end-of-sequence token.
+        ConfigError: not a model folder (see `find_model_folder`), or its tokenizer cannot be loaded, or it
+            has no end-of-sequence token, or one that the model does not know.
     """
-    folder = check_model_folder(path, field=field)
+    folder = find_model_folder(path, field=field)
+    check_tokenizer_files(folder, field=field)
+    chosen = _tokenizer_class(folder, field)
     try:
         # Said outright: otherwise a folder with code of its own makes transformers ask at the terminal.
-        tokenizer = _tokenizer_class(folder).from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = chosen.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the files are the user's, and `tokenizers` raises bare Exception
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{field}: the tokenizer in {folder} cannot be loaded: {reason}") from error
+        raise ConfigError(
+            f"{field}: the tokenizer in {folder} cannot be loaded: {one_line(error)}"
+        ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"{field}: the tokenizer in {folder} has no end-of-sequence token (eos_token)")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    known = vocabulary_size(folder, field=field)
+    for name in ("eos_token", "pad_token"):
+        if known is not None and (number := getattr(tokenizer, f"{name}_id")) >= known:
+            raise ConfigError(
+                f"{field}: the tokenizer in {folder} has the {name} {getattr(tokenizer, name)!r} as number "
+                f"{number}, but the model knows {known} tokens (vocab_size in config.json)"
+            )
     return tokenizer
 
 
-def _tokenizer_class(folder: Path) -> Any:
+def _tokenizer_class(folder: Path, field: str) -> Any:
     """What chooses the folder's tokenizer.
 
     `AutoTokenizer` imports all that models take, torch's compiler included: seconds, in every process that
     wants a tokenizer alone. For a Llama whose files name the plain class it comes to that class.
     """
-    config = json.loads((folder / "config.json").read_bytes())
-    about_file = folder / "tokenizer_config.json"
-    about = json.loads(about_file.read_bytes()) if about_file.exists() else {}
+    config, about_file = read_model_config(folder, field=field), folder / "tokenizer_config.json"
+    about = read_json_object(about_file, field=field) if about_file.exists() else {}
     named = config.get("model_type"), about.get("tokenizer_class"), "auto_map" in about
     if named == ("llama", "TokenizersBackend", False):
         from transformers import PreTrainedTokenizerFast
@@ -189,6 +175,7 @@ def encode_prompts(
     max_prompt_length: int,
     truncation: Truncation = "error",
     chat_template: str | None = None,
+    vocab_size: int | None = None,
 ) -> EncodedPrompts:
     """Render the messages with the chat template, generation prompt included, and tokenise them.
 
@@ -201,11 +188,13 @@ def encode_prompts(
         chat_template: None: the tokenizer's own. `"plain"`: no template; the messages' contents joined by
             newlines, with the special tokens that the tokenizer adds to any text. Anything else: a Jinja
             template.
+        vocab_size: how many tokens the model knows; None: not looked at.
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
-            prompt without tokens; with `error`, prompts that are too long (how many, and where the first is
-            and its length); with `filter`, no prompt left.
+            prompt that cannot be tokenised; prompts without tokens, or with some that the model does not
+            know; with `error`, prompts that are too long (how many, and where the first is and its length);
+            with `filter`, no prompt left.
     """
     if truncation not in get_args(Truncation):
         raise ConfigError(
@@ -213,13 +202,11 @@ def encode_prompts(
         )
     if chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            f"the tokenizer in {tokenizer.name_or_path} has no chat template; give one (data.chat_template), "
-            f"or data.chat_template={PLAIN_TEMPLATE} to join the messages' contents by newlines"
+            f"data.chat_template: the tokenizer in {tokenizer.name_or_path} has no chat template; "
+            f"data.chat_template={PLAIN_TEMPLATE} joins the messages' contents by newlines instead"
         )
     encoded = _tokenise(rows, tokenizer, chat_template)
-    for row, ids in zip(rows, encoded, strict=True):
-        if not ids:
-            raise ConfigError(f"{row.origin}: the prompt has no tokens")
+    _refuse_unknown_tokens(rows, encoded, tokenizer, vocab_size)
     over = [index for index, ids in enumerate(encoded) if len(ids) > max_prompt_length]
     if over and truncation == "error":
         _refuse_overlong(rows, encoded, over, max_prompt_length)
@@ -326,8 +313,23 @@ def _tokenise(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
         raise ConfigError("there are no prompts")
     plain = chat_template == PLAIN_TEMPLATE
     texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template)
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
+    try:
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
+    except Exception:  # the files are the user's, and `tokenizers` raises bare Exception
+        for row, text in zip(rows, texts, strict=True):
+            _try_tokenising(row, text, tokenizer, plain)
+        raise
     return ids
+
+
+def _try_tokenising(row: PromptRow, text: str, tokenizer: Any, plain: bool) -> None:
+    try:
+        tokenizer([text], add_special_tokens=plain)
+    except Exception as error:  # as above
+        raise ConfigError(
+            f"{row.origin}: the tokenizer in {tokenizer.name_or_path} cannot tokenise the prompt: "
+            f"{one_line(error)}"
+        ) from error
 
 
 def _joined(row: PromptRow) -> str:
@@ -335,18 +337,34 @@ def _joined(row: PromptRow) -> str:
 
 
 def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[str]:
-    from jinja2 import TemplateError
-
     texts = []
     for row in rows:
         try:
             text = tokenizer.apply_chat_template(
                 list(row.messages), chat_template=chat_template, add_generation_prompt=True, tokenize=False
             )
-        except TemplateError as error:
-            raise ConfigError(f"{row.origin}: the chat template cannot be rendered: {error}") from error
+        except Exception as error:  # a template is a program of the user's
+            raise ConfigError(
+                f"{row.origin}: the chat template cannot be rendered: {one_line(error)}"
+            ) from error
         texts.append(str(text))
     return texts
+
+
+def _refuse_unknown_tokens(
+    rows: Sequence[PromptRow], encoded: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int | None
+) -> None:
+    problems = Problems()
+    for row, ids in zip(rows, encoded, strict=True):
+        if not ids:
+            problems.add(f"{row.origin}: the prompt has no tokens")
+        elif vocab_size is not None and (most := max(ids)) >= vocab_size:
+            problems.add(
+                f"{row.origin}: the tokenizer in {tokenizer.name_or_path} gives token number {most} "
+                f"({tokenizer.convert_ids_to_tokens(most)!r}), but the model knows {vocab_size} tokens "
+                "(vocab_size in config.json)"
+            )
+    problems.raise_any()
 
 
 def _refuse_overlong(

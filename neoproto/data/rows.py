@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neoproto.data.paths import user_path
+from neoproto.data.paths import user_path, wrong_kind
+from neoproto.data.wording import Problems, one_line, shown
 from neoproto.errors import ConfigError
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
 _JSON_SUFFIXES = (".jsonl", ".json")
-_MOST_PROBLEMS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,25 +49,6 @@ class _RawRow:
     origin: str
 
 
-class _Problems:
-    """Collects sentences; keeps the first few and the number of the rest."""
-
-    def __init__(self) -> None:
-        self._kept: list[str] = []
-        self._total = 0
-
-    def add(self, problem: str) -> None:
-        self._total += 1
-        if len(self._kept) < _MOST_PROBLEMS:
-            self._kept.append(problem)
-
-    def raise_any(self) -> None:
-        if self._total > len(self._kept):
-            raise ConfigError(*self._kept, f"… and {self._total - len(self._kept)} more problems")
-        if self._kept:
-            raise ConfigError(*self._kept)
-
-
 def read_rows(files: Sequence[str | Path], *, field: str = "data.train_files") -> list[PromptRow]:
     """Read prompt rows from `.parquet` files and JSON Lines files (`.jsonl`, `.json`), in order.
 
@@ -86,18 +67,21 @@ def read_rows(files: Sequence[str | Path], *, field: str = "data.train_files") -
     if not files:
         raise ConfigError(f"{field}: no files given")
     paths = [user_path(file, field=field) for file in files]
-    problems = _Problems()
+    problems = Problems()
     for path in paths:
         if problem := _file_problem(path):
             problems.add(f"{field}: {problem}")
+    whole = [path.resolve() for path in paths]
+    for path in {
+        same: path for path, same in zip(paths, whole, strict=True) if whole.count(same) > 1
+    }.values():
+        problems.add(f"{field}: {path} is listed more than once")
     problems.raise_any()
     rows: list[PromptRow] = []
     for path, name in zip(paths, _short_names(paths), strict=True):
-        raw_rows = (
-            _parquet_rows(path, name) if path.suffix == ".parquet" else _json_rows(path, name, problems)
-        )
+        read = _parquet_rows if path.suffix == ".parquet" else _json_rows
         found = 0
-        for raw in raw_rows:
+        for raw in read(path, name, problems):
             found += 1
             if (row := _checked(raw, problems)) is not None:
                 rows.append(row)
@@ -118,7 +102,7 @@ def rows_from_dicts(values: Iterable[Mapping[str, Any]], *, name: str) -> list[P
     Raises:
         ConfigError: as `read_rows`.
     """
-    problems = _Problems()
+    problems = Problems()
     raw_rows = (
         _RawRow(values=value, uid=f"{name}:{index}", origin=f"{name}, row {index}")
         for index, value in enumerate(values)
@@ -130,10 +114,10 @@ def rows_from_dicts(values: Iterable[Mapping[str, Any]], *, name: str) -> list[P
 
 
 def _file_problem(path: Path) -> str | None:
+    if problem := wrong_kind(path, "file"):
+        return problem
     if path.suffix != ".parquet" and path.suffix not in _JSON_SUFFIXES:
         return f"{path}: unknown kind of file {path.suffix!r}; known: .parquet, {', '.join(_JSON_SUFFIXES)}"
-    if path.is_dir():
-        return f"{path} is a folder, a file is needed"
     if not path.is_file():
         return f"{path} does not exist"
     if path.stat().st_size == 0:
@@ -147,50 +131,93 @@ def _short_names(paths: Sequence[Path]) -> list[str]:
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
 
 
-def _parquet_rows(path: Path, name: str) -> Iterator[_RawRow]:
+def _parquet_rows(path: Path, name: str, problems: Problems) -> Iterator[_RawRow]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
+        raise ConfigError(f"{path} cannot be read as Parquet: {one_line(error)}") from error
     missing = [column for column in REQUIRED_COLUMNS if column not in table.column_names]
     if missing:
         raise ConfigError(
             f"{path} has no column {', '.join(missing)}; it has {', '.join(table.column_names) or 'none'}"
         )
-    for index, values in enumerate(table.to_pylist()):
+    for index, values in enumerate(_python_rows(table)):
+        if isinstance(values, _Unreadable):
+            problems.add(f"{path}, row {index}: {values.reason}")
         yield _RawRow(values=values, uid=f"{name}:{index}", origin=f"{path}, row {index}")
 
 
-def _json_rows(path: Path, name: str, problems: _Problems) -> Iterator[_RawRow]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)  # Windows programs begin files with one
-            if not line.strip():
-                continue
-            origin = f"{path}:{number}"
-            try:
-                values = json.loads(line.decode("utf-8"))
-                if b"\\u" in line:  # an escaped half of a surrogate pair is legal JSON, and no text
-                    json.dumps(values, ensure_ascii=False).encode("utf-8")
-            except UnicodeEncodeError:
-                problems.add(f"{origin}: not Unicode text: half of a surrogate pair (\\ud800 to \\udfff)")
-                values = _UNREADABLE
-            except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-                problems.add(f"{origin}: not a JSON object on one line: {_first_line(error)}")
-                values = _UNREADABLE
-            yield _RawRow(values=values, uid=f"{name}:{number}", origin=origin)
+def _python_rows(table: Any) -> Iterator[Any]:
+    """The rows of an Arrow table as dictionaries."""
+    from pyarrow import ArrowException
+
+    try:
+        yield from table.to_pylist()
+    except (ArrowException, ValueError, OverflowError):
+        # Some value has no counterpart in Python: which one is found row by row, column by column.
+        for index in range(table.num_rows):
+            values: dict[str, Any] = {}
+            for column in table.column_names:
+                try:
+                    values[column] = table.column(column)[index].as_py()
+                except (ArrowException, ValueError, OverflowError) as error:
+                    yield _Unreadable(reason=f"{column}: {one_line(error)}")
+                    break
+            else:
+                yield values
 
 
-_UNREADABLE = object()
+def _json_rows(path: Path, name: str, problems: Problems) -> Iterator[_RawRow]:
+    try:
+        with path.open("rb") as file:
+            lines = [(number, _parsed(line)) for number, line in _lines(file)]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
+    unreadable = [(number, values) for number, values in lines if isinstance(values, _Unreadable)]
+    if unreadable and not any(isinstance(values, Mapping) for _, values in lines):
+        # Not JSON Lines at all, which is one problem, not one for each line.
+        number, values = unreadable[0]
+        lines = [(number, _Unreadable(reason=f"{values.reason}; one object a line is needed"))]
+    for number, values in lines:
+        if isinstance(values, _Unreadable):
+            problems.add(f"{path}:{number}: {values.reason}")
+        yield _RawRow(values=values, uid=f"{name}:{number}", origin=f"{path}:{number}")
 
 
-def _checked(raw: _RawRow, problems: _Problems) -> PromptRow | None:
+def _lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers."""
+    for number, line in enumerate(file, start=1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)  # Windows programs begin files with one
+        if line.strip():
+            yield number, line
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        values = json.loads(line.decode("utf-8"))
+        if b"\\u" in line:  # an escaped half of a surrogate pair is legal JSON, and no text
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return _Unreadable(reason="not Unicode text: half of a surrogate pair (\\ud800 to \\udfff)")
+    except (ValueError, RecursionError) as error:  # a ValueError: no text, no JSON, endless digits
+        return _Unreadable(reason=f"not a JSON object on one line: {one_line(error)}")
+    return values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unreadable:
+    """In place of a row's values: why there are none."""
+
+    reason: str
+
+
+def _checked(raw: _RawRow, problems: Problems) -> PromptRow | None:
     """The row, or None after its problems were noted."""
-    if raw.values is _UNREADABLE:
+    if isinstance(raw.values, _Unreadable):
         return None
     found = list(_row_problems(raw.values))
     for problem in found:
@@ -210,7 +237,7 @@ def _checked(raw: _RawRow, problems: _Problems) -> PromptRow | None:
 
 def _row_problems(values: Any) -> Iterator[str]:
     if not isinstance(values, Mapping):
-        yield f"a row is an object with {', '.join(REQUIRED_COLUMNS)}, got {_shown(values)}"
+        yield f"a row is an object with {', '.join(REQUIRED_COLUMNS)}, got {shown(values)}"
         return
     missing = [column for column in REQUIRED_COLUMNS if values.get(column) is None]
     if missing:
@@ -220,51 +247,42 @@ def _row_problems(values: Any) -> Iterator[str]:
     if "data_source" not in missing and not (
         isinstance(values["data_source"], str) and values["data_source"]
     ):
-        yield f"data_source: a non-empty string is needed, got {_shown(values['data_source'])}"
+        yield f"data_source: a non-empty string is needed, got {shown(values['data_source'])}"
     if "reward_model" not in missing:
         yield from _reward_problems(values["reward_model"])
     extra = values.get("extra_info")
     if extra is not None and not isinstance(extra, Mapping):
-        yield f"extra_info: an object is needed, got {_shown(extra)}"
+        yield f"extra_info: an object is needed, got {shown(extra)}"
 
 
 def _message_problems(prompt: Any) -> Iterator[str]:
     if not isinstance(prompt, list) or not prompt:
-        yield f'prompt: a list of messages {{"role": "user", "content": "…"}} is needed, got {_shown(prompt)}'
+        yield f'prompt: a list of messages {{"role": "user", "content": "…"}} is needed, got {shown(prompt)}'
         return
     for index, message in enumerate(prompt):
         if not isinstance(message, Mapping):
-            yield f"prompt[{index}]: an object with role and content is needed, got {_shown(message)}"
+            yield f"prompt[{index}]: an object with role and content is needed, got {shown(message)}"
             continue
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                yield f"prompt[{index}].{key}: a string is needed, got {_shown(message.get(key))}"
+                yield f"prompt[{index}].{key}: a string is needed, got {shown(message.get(key))}"
 
 
 def _reward_problems(reward_model: Any) -> Iterator[str]:
     if not isinstance(reward_model, Mapping):
-        yield f"reward_model: an object with style and ground_truth is needed, got {_shown(reward_model)}"
+        yield f"reward_model: an object with style and ground_truth is needed, got {shown(reward_model)}"
         return
     if not isinstance(reward_model.get("style"), str):
-        yield f"reward_model.style: a string is needed, got {_shown(reward_model.get('style'))}"
+        yield f"reward_model.style: a string is needed, got {shown(reward_model.get('style'))}"
     if "ground_truth" not in reward_model:
         yield "reward_model.ground_truth is missing"
 
 
 def _refuse_repeated_uids(rows: Sequence[PromptRow]) -> None:
     first: dict[str, PromptRow] = {}
-    problems = _Problems()
+    problems = Problems()
     for row in rows:
         earlier = first.setdefault(row.uid, row)
         if earlier is not row:
             problems.add(f"{row.origin}: uid {row.uid!r} is also that of {earlier.origin}")
     problems.raise_any()
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
+from neoproto.data.wording import one_line
 from neoproto.errors import ConfigError
 
 __all__ = ["DATA_SOURCE_PREFIX", "RewardStyle", "TaskRows", "load_task"]
@@ -23,6 +24,9 @@ __all__ = ["DATA_SOURCE_PREFIX", "RewardStyle", "TaskRows", "load_task"]
 RewardStyle = Literal["exact_match", "reasoning_gym"]
 DATA_SOURCE_PREFIX = "reasoning_gym/"
 _DRAWS_PER_QUESTION = 4
+_LEAST_DRAWS_IN_VAIN = 10_000
+"""So many draws in a row without a new question, or twice as many as the questions found if that is more, and
+the task is taken to have no others."""
 _SET_BY_US = ("seed", "size")
 
 
@@ -63,7 +67,8 @@ def load_task(
 
     Args:
         name: a reasoning-gym data set.
-        size: distinct questions to train on; a task that has fewer gives what it has (`len(rows.train)`).
+        size: distinct questions to train on; a task that has fewer gives what it has (`len(rows.train)`). It
+            is not asked further when thousands of draws in a row have brought nothing new.
         seed: the generator's; question i is drawn with seed + i.
         options: keyword arguments of the task's own configuration.
         val_size: distinct questions held out.
@@ -125,10 +130,12 @@ def _split(entries: Iterator[dict[str, Any]], size: int, val_size: int) -> _Spli
     split = _Split()
     seen: set[str] = set()
     held_out: set[str] = set()
+    in_vain = 0
     for entry in entries:
         split.draws += 1
         question = entry["question"]
-        if question in seen:
+        in_vain = in_vain + 1 if question in seen else 0
+        if in_vain:
             split.duplicates += 1
         elif len(split.val) < val_size:
             split.val.append(entry)
@@ -138,7 +145,7 @@ def _split(entries: Iterator[dict[str, Any]], size: int, val_size: int) -> _Spli
         else:
             split.train.append(entry)
         seen.add(question)
-        if len(split.train) == size:
+        if len(split.train) == size or in_vain == max(_LEAST_DRAWS_IN_VAIN, 2 * len(seen)):
             break
     return split
 
@@ -166,15 +173,23 @@ def _create(name: str, options: dict[str, Any], draws: int, seed: int, field: st
     try:
         return reasoning_gym.create_dataset(name, size=draws, seed=seed, **options)
     except (AssertionError, AttributeError, TypeError, ValueError, KeyError, OSError) as error:
-        raise ConfigError(f"{field}.options: {name} refuses {options!r}: {_sentence(error)}") from error
+        raise ConfigError(f"{field}.options: {name} refuses {options!r}: {one_line(error)}") from error
 
 
 def _entries(dataset: Any, name: str, field: str) -> Iterator[dict[str, Any]]:
     for index in range(len(dataset)):
         try:
             yield dataset[index]
-        except (AssertionError, AttributeError, TypeError, ValueError, LookupError) as error:
-            raise ConfigError(f"{field}: {name} cannot make question {index}: {_sentence(error)}") from error
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise ConfigError(f"{field}: {name} cannot make question {index}: {one_line(error)}") from error
 
 
 def _row(
@@ -205,7 +220,3 @@ def _without_fractions(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_fractions(item) for key, item in value.items()}
     return [_without_fractions(item) for item in value] if type(value) is list else value
-
-
-def _sentence(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

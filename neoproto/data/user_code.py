@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from neoproto.data.paths import user_path
+from neoproto.data.paths import user_path, wrong_kind
+from neoproto.data.wording import one_line, shown
 from neoproto.errors import ConfigError
 
 
@@ -34,31 +35,40 @@ def load_function(
             such name, or that is not callable with these arguments.
     """
     file = user_path(path, field=f"{field}.path").resolve()
+    if problem := wrong_kind(file, "file"):
+        raise ConfigError(f"{field}.path: {problem}")
     if not file.is_file():
         raise ConfigError(f"{field}.path: no such file: {file}")
     module = _imported(file, field)
-    if not hasattr(module, name):
+    try:
+        function: Any = getattr(module, name, module)
+        signature = inspect.signature(function) if callable(function) else None
+        called = f"{name}{' '.join(str(signature).split())}"
+    except Exception as error:  # looking at what a user wrote can run it (`__getattr__`, `__signature__`)
+        raise ConfigError(
+            f"{field}.name: {name!r} in {file} does not say its arguments: {error_place(error, file)}; "
+            "a function of Python's is needed"
+        ) from error
+    if function is module:
         raise ConfigError(
             f"{field}.name: {file} has no {name!r}; its functions: {_functions_of(module) or 'none'}"
         )
-    function = getattr(module, name)
-    if not callable(function):
-        raise ConfigError(f"{field}.name: {name!r} in {file} is not callable, it is {function!r}")
-    signature = inspect.signature(function)
+    if signature is None:
+        raise ConfigError(f"{field}.name: {name!r} in {file} is not callable, it is {shown(function)}")
     try:
         signature.bind(*positional, **dict.fromkeys(keywords))
     except TypeError as error:
         wanted = ", ".join((*positional, *keywords))
         raise ConfigError(
-            f"{field}.name: {name}{signature} in {file} cannot be called as {name}({wanted}): {error}"
+            f"{field}.name: {called} in {file} cannot be called as {name}({wanted}): {error}"
         ) from error
     return function  # type: ignore[no-any-return]
 
 
 def error_place(error: BaseException, file: str | Path) -> str:
     """ "line 7: ZeroDivisionError: division by zero", the line being the innermost one in `file`."""
-    what = (str(error).strip().splitlines() or [""])[0]
-    text = f"{type(error).__name__}: {what}" if what else type(error).__name__
+    what = one_line(error)
+    text = f"{type(error).__name__}: {what}" if what != type(error).__name__ else what
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f"line {error.lineno}: {type(error).__name__}: {error.msg}"
     lines = [
@@ -83,7 +93,9 @@ def _imported(file: Path, field: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
+    except BaseException as error:
+        sys.modules.pop(module_name, None)
+        if isinstance(error, KeyboardInterrupt) or hasattr(error, "signal_name"):
+            raise  # a signal came while the file was running: the command ends as signals end it
         raise ConfigError(f"{field}.path: {file} cannot be imported: {error_place(error, file)}") from error
     return module

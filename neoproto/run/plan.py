@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from actors.rollout_options import head_dim, read_model_config
 from neoproto.config import RunConfig
+from neoproto.data.model_files import head_dim, read_model_config
 from neoproto.errors import ConfigError
 from neoproto.run.console import RunConsole
 from neoproto.run.prepare import PreparedRun

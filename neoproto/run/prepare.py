@@ -5,7 +5,6 @@ configuration ─> stack ─> your functions ─> rows ─> model folder ─> to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 from actors.rewards import check_rows
 from actors.rollout_options import check_servable
 from neoproto.config import RunConfig
+from neoproto.data.model_files import MODEL_FIELD, read_json_object, vocabulary_size
 from neoproto.data.prompts import (
     PLAIN_TEMPLATE,
     EncodedPrompts,
@@ -26,6 +26,8 @@ from neoproto.data.prompts import (
     read_rows,
     rows_from_dicts,
 )
+from neoproto.data.wording import shown
+from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
 
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -89,7 +91,7 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         engine=config.actor_rollout_ref.rollout.name,
     )
     critic = config.critic.model.path
-    critic_dir = model_dir if critic is None else check_model_folder(critic, field="critic.model.path")
+    critic_dir = model_dir if critic is None else critic_folder(critic, model_dir)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
         train = encode(config, rows.train, tokenizer)
@@ -194,11 +196,39 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
         return ensure_tiny_model(options, layout)
 
 
+def critic_folder(path: str, model_dir: Path) -> Path:
+    """The folder the critic starts from; the critic reads whatever the policy may write.
+
+    Raises:
+        ConfigError: it is no model folder, or knows fewer tokens than the policy.
+    """
+    field = "critic.model.path"
+    folder = check_model_folder(path, field=field)
+    known, wanted = vocabulary_size(folder, field=field), vocabulary_size(model_dir)
+    if known is not None and wanted is not None and known < wanted:
+        raise ConfigError(
+            f"{field}: the model in {folder} knows {known} tokens (vocab_size in config.json), the policy "
+            f"in {model_dir} knows {wanted}"
+        )
+    return folder
+
+
 def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end an answer: the tokenizer's, and those of the model's generation config."""
+    """Tokens that end an answer: the tokenizer's, and those of the model's generation config.
+
+    Raises:
+        ConfigError: the generation config cannot be read, or names what is no token of the model.
+    """
     path = model_dir / "generation_config.json"
-    listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-    more = [listed] if isinstance(listed, int) else list(listed or ())
+    listed = read_json_object(path, field=MODEL_FIELD).get("eos_token_id") if path.exists() else None
+    more = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    known = vocabulary_size(model_dir)
+    for one in more:
+        if type(one) is not int or one < 0 or (known is not None and one >= known):
+            most = "" if known is None else f" below {known} (vocab_size in config.json)"
+            raise ConfigError(
+                f"{MODEL_FIELD}: {path}: eos_token_id: token numbers{most} are needed, got {shown(listed)}"
+            )
     return tuple(sorted({int(tokenizer.eos_token_id), *more}))
 
 
@@ -207,7 +237,8 @@ def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> Enco
     data = config.data
     template = PLAIN_TEMPLATE if data.chat_template == "plain" else None
     asked = [with_system_prompt(row, data.system_prompt) for row in rows]
-    return encode_prompts(asked, tokenizer, data.max_prompt_length, data.truncation, template)
+    known = vocabulary_size(tokenizer.name_or_path)
+    return encode_prompts(asked, tokenizer, data.max_prompt_length, data.truncation, template, known)
 
 
 def with_system_prompt(row: PromptRow, text: str | None) -> PromptRow:

@@ -50,6 +50,7 @@ def test_an_object_with_an_async_call_is_async(tmp_path: Path) -> None:
         ("def f(:\n", r"line 1: SyntaxError: "),
         ("import sys\nsys.exit(3)\n", r"line 2: SystemExit: 3"),
         ("def other(a): pass\n", r"has no 'compute_score'; its functions: other"),
+        ("compute_score = max\n", r"'compute_score' in .* does not say its arguments"),
         ("compute_score = 3\n", r"'compute_score' in .* is not callable, it is 3"),
         ("def compute_score(a, b): pass\n", r"compute_score\(a, b\) in .* cannot be called as"),
     ],

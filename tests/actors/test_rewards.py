@@ -74,7 +74,7 @@ def test_reasoning_gyms_verifier_gives_partial_credit_and_acc_is_exact() -> None
     assert acc == 0
     with pytest.raises(ValueError, match="extra_info lacks answer, metadata"):
         reasoning_gym_score("x", "y", "reasoning_gym/spell_backward", {"question": "q"})
-    with pytest.raises(ValueError, match="not registered"):
+    with pytest.raises(ValueError, match="reasoning-gym has no task 'no_such_task'"):
         reasoning_gym_score("x", "y", "reasoning_gym/no_such_task", extra)
 
 
@@ -87,6 +87,62 @@ def test_a_rows_style_chooses_unless_the_name_does() -> None:
         choose_built_in("auto", "rule", "mine")
     with pytest.raises(ConfigError, match=r"reward\.name: 'bleu' is not known; known: auto, exact_match"):
         choose_built_in("bleu", "exact_match", "x")
+
+
+def judged_row(ground_truth: Any, extra_info: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": "?"}],
+        "data_source": "mine",
+        "reward_model": {"style": "exact_match", "ground_truth": ground_truth},
+        "extra_info": extra_info,
+    } | more
+
+
+ENTRY = {"question": "q", "answer": "a", "metadata": {}}
+SPELLING = {"data_source": "reasoning_gym/spell_backward"}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "said"),
+    [
+        ("last_number", judged_row("1,000 or so"), None),
+        ("last_number", judged_row("ih"), "the ground truth 'ih' has no number (judged by last_number)"),
+        (
+            "last_number",
+            judged_row({"a": 1}),
+            "reward_model.ground_truth: a text or a number is needed, got {",
+        ),
+        ("auto", judged_row(7), None),
+        ("auto", judged_row(None), "reward_model.ground_truth: a text or a number is needed, got None"),
+        ("auto", judged_row(["a"]), "reward_model.ground_truth: a text or a number is needed, got ['a']"),
+        ("math_verify", judged_row("3/4"), None),
+        ("math_verify", judged_row(r"$\frac{1}{2}$"), None),
+        ("math_verify", judged_row("ih"), "math-verify finds no expression in the ground truth 'ih'"),
+        ("reasoning_gym", judged_row(None, ENTRY, **SPELLING), None),
+        ("reasoning_gym", judged_row("a", None, **SPELLING), "extra_info lacks question, answer, metadata"),
+        ("reasoning_gym", judged_row("a", ENTRY), "data_source: reasoning-gym has no task 'mine'"),
+        (
+            "reasoning_gym",
+            judged_row("a", ENTRY | {"metadata": "m"}, **SPELLING),
+            "extra_info.metadata: an object is needed, got 'm'",
+        ),
+        (
+            "auto",
+            judged_row(1, reward_model={"style": "reasoning_gym", "ground_truth": 1}),
+            "extra_info lacks question, answer, metadata",
+        ),
+    ],
+)
+def test_every_row_can_be_judged_by_its_reward(name: str, row: dict[str, Any], said: str | None) -> None:
+    good = judged_row("1", ENTRY, **SPELLING)
+    rows = rows_from_dicts([good, row, row], name="mine")
+    if said is None:
+        check_rows(name, rows)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_rows(name, rows)
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == ["mine, row 1", "mine, row 2"]
+    assert said in caught.value.problems[0]
 
 
 def test_rows_without_a_judge_are_refused_once_a_kind() -> None:

@@ -19,12 +19,12 @@ from actors.rollout_options import (
     EngineOptions,
     RolloutOptions,
     check_servable,
-    read_model_config,
     rollout_env,
 )
 from actors.spread import join_rows, share_rows
 from neoproto.data import DataProto
 from neoproto.data.generation import Generation, SamplingParams, request_seed
+from neoproto.data.model_files import read_model_config
 from neoproto.errors import ConfigError, RolloutError, WeightMismatch
 from neoproto.store.memory import MemoryStore
 from neoproto.weights import LocalRegistry, PauseMode, Publisher, WeightOptions, WeightVersion

@@ -164,6 +164,11 @@ def test_where_the_cache_is(environment: dict[str, str], expected: Path) -> None
         ({"stop_score": 2}, r"tiny model: stop_score: from 0 to 1, got 2"),
         ({"batch_size": 0}, r"batch_size: at least 1, got 0"),
         ({"learning_rate": 0}, r"learning_rate: above 0, got 0"),
+        ({"num_threads": 10**6}, "num_threads: at most 1024, got 1000000"),
+        (
+            {"hidden_size": 128_000, "num_heads": 1000},
+            "num_layers: 1,000,000,000 parameters at most, these have",
+        ),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], said: str) -> None:
@@ -185,6 +190,28 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
     assert main(["--task", "chain_sun"]) == 2
     assert "did you mean chain_sum" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["file", "file/x", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_said_before_the_warm_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr(tiny_model, "make_tiny_model", None)
+    assert main(["--out", out, "--size", "20", "--val-size", "5"]) == 2
+    assert capsys.readouterr().err.startswith(f"--out: {out}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "not JSON: Expecting"), ("[1]", "a JSON object is needed, got [1]")]
+)
+def test_options_of_a_task_are_a_json_object(
+    capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--options", text])
+    assert f"argument --options: {said}" in capsys.readouterr().err
 
 
 def test_the_command_uses_the_cache(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from neoproto.data.paths import is_full, named_errors, user_path
+from neoproto.data.paths import is_full, named_errors, user_path, wrong_kind
 from neoproto.errors import ConfigError
 
 
@@ -16,6 +18,42 @@ def test_a_tilde_is_a_home_folder() -> None:
 def test_somebody_who_is_not_there_is_named_with_the_field() -> None:
     with pytest.raises(ConfigError, match=r"^data\.val_files: ~no-body/x\.jsonl: no home .* for ~no-body$"):
         user_path("~no-body/x.jsonl", field="data.val_files")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x" * 300, "f: x{300}: File name too long$"),
+        ("loop/x", "f: loop/x: Too many levels of symbolic links$"),
+        ("a\0b", r"f: 'a\\x00b': embedded null byte$"),
+    ],
+)
+def test_what_no_file_can_be_called_is_named_with_the_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop", "loop")
+    with pytest.raises(ConfigError, match=said):
+        user_path(text, field="f")
+    (tmp_path / "file").touch()
+    assert user_path("file/none", field="f") == Path("file/none")
+
+
+def test_what_is_there_and_of_another_kind_is_called_by_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "socket"))
+    assert wrong_kind(tmp_path, "folder") is wrong_kind(tmp_path / "file", "file") is None
+    assert wrong_kind(tmp_path / "none", "file") is None
+    for path, found in (
+        (tmp_path, "folder"),
+        (tmp_path / "pipe", "named pipe"),
+        (tmp_path / "socket", "socket"),
+        (Path("/dev/null"), "device"),
+    ):
+        assert wrong_kind(path, "file") == f"{path} is a {found}, a file is needed"
+    assert wrong_kind(tmp_path / "file", "folder") == f"{tmp_path}/file is a file, a folder is needed"
 
 
 def test_an_error_of_writing_names_the_file() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, MistralConfig, PreTrainedTokenizerFast
 
@@ -17,7 +18,6 @@ from neoproto.data.prompts import (
     EncodedPrompts,
     PromptLoader,
     PromptRow,
-    check_model_folder,
     encode_prompts,
     load_tokenizer,
 )
@@ -78,15 +78,43 @@ def test_plain_joins_contents_and_a_text_is_a_template() -> None:
 
 
 def test_no_template_at_all_is_an_error_that_says_what_to_type() -> None:
-    with pytest.raises(ConfigError, match=r"no chat template.*data\.chat_template=plain"):
+    with pytest.raises(ConfigError, match=r"^data\.chat_template: .* no chat template.*=plain"):
         encode_prompts([prompt("a")], tokenizer(chat_template=None), 8)
 
 
-def test_a_template_that_fails_names_the_row() -> None:
-    with pytest.raises(
-        ConfigError, match=r"letters\.jsonl:0: the chat template cannot be rendered: no system"
-    ):
-        encode_prompts([prompt("a")], tokenizer("{{ raise_exception('no system') }}"), 8)
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (r"{{ raise_exception('no\nsystem') }}", "no system"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+    ],
+)
+def test_a_template_that_fails_names_the_row(template: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        encode_prompts([prompt("a")], tokenizer(template), 8)
+    assert str(caught.value).startswith(f"letters.jsonl:0: the chat template cannot be rendered: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_that_cannot_be_tokenised_is_named() -> None:
+    made = tokenizer("{{ messages[0].content }}")
+    made.backend_tokenizer.model = models.WordLevel({"a": 0}, unk_token="<unk>")
+    with pytest.raises(ConfigError, match=r"^letters\.jsonl:1: the tokenizer in .* cannot tokenise .*UNK"):
+        encode_prompts([prompt("a", 0), prompt("z", 1)], made, 8)
+
+
+def test_tokens_that_the_model_does_not_know_are_refused() -> None:
+    rows = [prompt("a", 0), prompt("c", 1), prompt("b", 2), prompt("c", 3)]
+    plain = tokenizer("{{ messages[0].content }}")
+    with pytest.raises(ConfigError) as caught:
+        encode_prompts(rows, plain, 8, vocab_size=6)
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == [
+        "letters.jsonl:1",
+        "letters.jsonl:3",
+    ]
+    assert "gives token number 6 ('c'), but the model knows 6 tokens" in str(caught.value)
+    assert len(encode_prompts(rows, plain, 8, vocab_size=7)) == 4
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
@@ -185,9 +213,9 @@ def test_fewer_prompts_than_a_batch_is_an_error() -> None:
         PromptLoader(encoded(3), 4)
 
 
-def model_folder(folder: Path, made: Any) -> Path:
-    LlamaConfig(vocab_size=16, hidden_size=32, num_hidden_layers=1).save_pretrained(folder)
-    (folder / "model.safetensors").touch()
+def model_folder(folder: Path, made: Any, vocab_size: int = 16) -> Path:
+    LlamaConfig(vocab_size=vocab_size, hidden_size=32, num_hidden_layers=1).save_pretrained(folder)
+    save_file({}, folder / "model.safetensors")
     made.save_pretrained(folder)
     return folder
 
@@ -227,18 +255,23 @@ def test_a_plain_llamas_tokenizer_is_loaded_without_models(tmp_path: Path) -> No
     assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 0
 
 
-def test_what_a_model_folder_lacks_is_listed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^critic\.model\.path: no such folder: .*nowhere"):
-        check_model_folder(tmp_path / "nowhere", field="critic.model.path")
-    with pytest.raises(ConfigError, match=r"lacks config\.json, weights .*, a tokenizer"):
-        load_tokenizer(tmp_path)
-
-
-def test_a_broken_tokenizer_is_an_error_of_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", "{}", "the tokenizer in {folder} cannot be loaded: "),
+        ("tokenizer.json", "[]", "{folder}/tokenizer.json: a JSON object is needed, got []"),
+        ("tokenizer_config.json", "{", "{folder}/tokenizer_config.json cannot be read: Expecting"),
+        ("special_tokens_map.json", "[]", "{folder}/special_tokens_map.json: a JSON object is needed"),
+    ],
+)
+def test_a_broken_tokenizer_is_an_error_of_its_file(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
     folder = model_folder(tmp_path, tokenizer())
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError) as caught:
         load_tokenizer(folder)
+    assert str(caught.value).startswith("actor_rollout_ref.model.path: " + said.format(folder=folder))
 
 
 def test_code_in_a_folder_is_neither_run_nor_asked_about(
@@ -247,16 +280,26 @@ def test_code_in_a_folder_is_neither_run_nor_asked_about(
     """transformers would ask at the terminal, and run it on "y"."""
     asked: list[str] = []
     monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "y")
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
+    model_folder(tmp_path, tokenizer())
     (tmp_path / "mine.py").write_text("open('was_run', 'w').close()\n")
     own = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "tokenizer.json").unlink()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
     assert asked == []
     assert not (tmp_path / "was_run").exists()
+
+
+def test_special_tokens_that_the_model_does_not_know_are_refused(tmp_path: Path) -> None:
+    said = r"^actor_rollout_ref\.model\.path: .* the eos_token '<eos>' as number 2, .* knows 2 tokens"
+    with pytest.raises(ConfigError, match=said):
+        load_tokenizer(model_folder(tmp_path / "a", tokenizer(), vocab_size=2))
+    made = tokenizer(pad="go")
+    assert load_tokenizer(model_folder(tmp_path / "b", made, vocab_size=9)).pad_token_id == 8
+    with pytest.raises(ConfigError, match="the pad_token 'go' as number 8"):
+        load_tokenizer(model_folder(tmp_path / "c", made, vocab_size=8))
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:

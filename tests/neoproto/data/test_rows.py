@@ -71,6 +71,12 @@ def test_files_of_one_name_give_distinct_uids(tmp_path: Path) -> None:
         ("blank.jsonl", "\n\n", "has no rows"),
         ("table.csv", "a,b\n", "unknown kind of file '.csv'"),
         ("broken.parquet", "not parquet", "cannot be read as Parquet"),
+        (
+            "pretty.json",
+            json.dumps([row()], indent=1),
+            ":1: not a JSON object on one line: Expecting value: ",
+        ),
+        ("binary.jsonl", "\x1f\n" * 40, "; one object a line is needed"),
     ],
 )
 def test_an_unusable_file_is_named(tmp_path: Path, name: str, content: str | None, said: str) -> None:
@@ -80,6 +86,10 @@ def test_an_unusable_file_is_named(tmp_path: Path, name: str, content: str | Non
     (problem,) = problems(path)
     assert said in problem
     assert str(path) in problem
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    assert problems(tmp_path) == (f"data.train_files: {tmp_path} is a folder, a file is needed",)
 
 
 def test_no_files_is_an_error_of_the_field() -> None:
@@ -98,6 +108,7 @@ def test_a_missing_parquet_column_is_named_with_those_there(tmp_path: Path) -> N
     ("bad", "said"),
     [
         ("{nonsense", "not a JSON object"),
+        pytest.param("[" + "1" * 5000 + "]", "not a JSON object on one line: Exceeds the limit", id="digits"),
         ([1, 2], "a row is an object"),
         (row(prompt=...), "no prompt"),
         (row(prompt="text"), "prompt: a list of messages"),
@@ -116,6 +127,37 @@ def test_a_malformed_row_is_named_by_file_line_and_field(tmp_path: Path, bad: An
     (problem,) = problems(path)
     assert problem.startswith(f"{path}:2: ")
     assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pyarrow.array([0, 1], pyarrow.timestamp("ns")), "extra: Nanosecond"),
+        (pyarrow.array([0, 1 << 62], pyarrow.timestamp("ms")), "extra: "),
+        (
+            pyarrow.Array.from_buffers(
+                pyarrow.string(), 2, pyarrow.array([b"a", b"\xff"], pyarrow.binary()).buffers()
+            ),
+            "extra: 'utf-8' codec can't decode",
+        ),
+    ],
+)
+def test_a_parquet_value_that_python_has_not_is_named_by_row_and_column(
+    tmp_path: Path, column: Any, said: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.Table.from_pylist([row(), row()]).append_column("extra", column)
+    pyarrow.parquet.write_table(table, path)
+    (problem,) = problems(path)
+    assert problem.startswith(f"{path}, row 1: {said}")
+
+
+def test_a_file_that_is_listed_twice_is_said_to_be(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", row())
+    (tmp_path / "b.jsonl").symlink_to(path)
+    with pytest.raises(ConfigError) as caught:
+        read_rows([path, tmp_path / "b.jsonl", path])
+    assert caught.value.problems == (f"data.train_files: {path} is listed more than once",)
 
 
 def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:

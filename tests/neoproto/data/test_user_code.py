@@ -8,6 +8,7 @@ import pytest
 
 from neoproto.data.user_code import error_place, load_function
 from neoproto.errors import ConfigError
+from neoproto.runtime.signals import Terminated
 
 
 def write(folder: Path, text: str) -> Path:
@@ -36,6 +37,18 @@ def test_every_load_is_a_module_of_its_own(tmp_path: Path) -> None:
         ("def f(a): pass\n", r"^x\.y\.name: f\(a\) in .* cannot be called as f\(a, b, c\): too many"),
         ("def f(a, b): pass\n", r"cannot be called as f\(a, b, c\): got an unexpected keyword argument 'c'"),
         ("def f(a, b, c, d): pass\n", r"missing a required argument: 'd'"),
+        ("f = max\n", r"^x\.y\.name: 'f' in .* does not say its arguments: ValueError: no signature"),
+        ("f = dict\n", r"^x\.y\.name: 'f' in .* does not say its arguments: ValueError: no signature"),
+        ("f = 10 ** 5000\n", r"^x\.y\.name: 'f' in .* is not callable, it is a value of type int$"),
+        ("def __getattr__(name): 1 / 0\n", r"'f' in .* its arguments: line 1: ZeroDivisionError"),
+        (
+            "class F:\n    def __call__(self): pass\n"
+            "    @property\n    def __signature__(self): raise ValueError('a\\nb')\nf = F()\n",
+            r"'f' in .* its arguments: line 4: ValueError: a b; a function of Python's is needed$",
+        ),
+        ("class End(BaseException): pass\nraise End('a')\n", r"cannot be imported: line 2: End: a$"),
+        ("raise SystemExit(3)\n", r"cannot be imported: line 1: SystemExit: 3$"),
+        ("import sys\ndel sys.modules[__name__]\n1 / 0\n", r"line 3: ZeroDivisionError"),
         ("1 / 0\n", r"^x\.y\.path: .*mine\.py cannot be imported: line 1: ZeroDivisionError"),
     ],
 )
@@ -48,6 +61,20 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, said: str) -> N
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^x\.path: no such file: .*gone\.py$"):
         load_function(tmp_path / "gone.py", "f", field="x")
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.path: .* is a folder, a file is needed$"):
+        load_function(tmp_path, "f", field="x")
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt(), Terminated(15)])
+def test_a_signal_while_the_file_runs_is_not_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: BaseException
+) -> None:
+    monkeypatch.setattr("builtins.ended", ended, raising=False)
+    with pytest.raises(type(ended)):
+        load_function(write(tmp_path, "raise ended\n"), "f", field="x")
 
 
 def test_an_error_is_placed_in_the_users_file(tmp_path: Path) -> None:

@@ -149,10 +149,11 @@ def without(path: Path, *names: str) -> Path:
         (lambda path: without(model_folder(path), "model.safetensors"), "it lacks weights"),
         (lambda path: model_folder(path, num_attention_heads=1, hidden_size=48), "heads of size 48"),
         (lambda path: model_folder(path, max_position_embeddings=19), "has 19 positions"),
+        (lambda path: model_folder(path, architectures=["LlamaModel"]), "has no language-model head"),
         (lambda path: (model_folder(path) / "config.json").write_text("{"), "config.json cannot be read"),
         (
             lambda path: (model_folder(path) / "tokenizer.json").write_text("{"),
-            "the tokenizer in {path} cannot be loaded",
+            "{path}/tokenizer.json cannot be read",
         ),
     ],
 )
@@ -176,7 +177,7 @@ def test_a_wrong_folder_for_the_critic(
 def test_a_model_without_a_chat_template(capsys: Capture, tmp_path: Path, train_file: Path) -> None:
     folder = model_folder(tmp_path / "model", chat_template=False)
     text = refused(capsys, *overrides(folder, train_file))
-    assert text.startswith(f"the tokenizer in {folder} has no chat template")
+    assert text.startswith(f"data.chat_template: the tokenizer in {folder} has no chat template")
     assert "data.chat_template=plain" in text
     assert main(overrides(folder, train_file, "data.chat_template=plain")) == 1
 

@@ -19,7 +19,7 @@ from tests.neoproto.run.inputs import json_lines, model_folder, overrides, words
 
 SIZES = {
     "num_hidden_layers": 2,
-    "vocab_size": 30,
+    "vocab_size": 262,
     "num_key_value_heads": 1,
     "intermediate_size": 128,
 }
@@ -27,21 +27,22 @@ SIZES = {
 
 def folder(path: Path, **tensors: torch.Tensor) -> Path:
     made = model_folder(path, **SIZES)
-    save_file(tensors or {"a": torch.zeros(30, 64), "b": torch.zeros(7)}, made / "model.safetensors")
+    save_file(tensors or {"a": torch.zeros(262, 64), "b": torch.zeros(7)}, made / "model.safetensors")
     return made
 
 
 def test_parameters_are_counted_from_headers_over_all_files(tmp_path: Path) -> None:
     made = folder(tmp_path / "m")
     save_file({"c": torch.zeros(()), "d": torch.zeros(2, 3)}, made / "model-2.safetensors")
-    assert plan.count_parameters(made) == 30 * 64 + 7 + 1 + 6
+    assert plan.count_parameters(made) == 262 * 64 + 7 + 1 + 6
     sizes = plan.model_sizes(made)
-    assert (sizes.layers, sizes.hidden, sizes.vocabulary, sizes.intermediate) == (2, 64, 30, 128)
+    assert (sizes.layers, sizes.hidden, sizes.vocabulary, sizes.intermediate) == (2, 64, 262, 128)
     assert sizes.kv_numbers == 2 * 2 * 1 * 32
 
 
 def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
     made = model_folder(tmp_path / "m", **SIZES)
+    (made / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"model\.path: .*model\.safetensors is damaged"):
         plan.model_sizes(made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_the_critic_may_start_from_another_folder(model: Path, train_file: Path,
     assert prepared(model, train_file, f"critic.model.path={other}").critic_dir == other
 
 
+def test_a_critic_that_knows_fewer_tokens_than_the_policy_is_refused(
+    train_file: Path, tmp_path: Path
+) -> None:
+    model, critic = (make_model_folder(tmp_path / str(size), vocab_size=size) for size in (264, 262))
+    said = rf"^critic\.model\.path: the model in {critic} knows 262 tokens .*the policy in {model} knows 264$"
+    with pytest.raises(ConfigError, match=said):
+        prepared(model, train_file, f"critic.model.path={critic}")
+    assert prepared(critic, train_file, f"critic.model.path={model}").critic_dir == model
+
+
 def test_validation_prompts_are_encoded_like_the_others(
     model: Path, train_file: Path, tmp_path: Path
 ) -> None:
@@ -112,8 +123,36 @@ def test_tokens_of_the_generation_config_end_an_answer_too(
     class Tokenizer:
         eos_token_id = 2
 
+    (tmp_path / "config.json").write_text('{"vocab_size": 8}')
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
     assert eos_token_ids(tmp_path, Tokenizer()) == ids
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", " cannot be read: Expecting property name"),
+        ("[]", ": a JSON object is needed, got []"),
+        ('{"eos_token_id": "x"}', ": eos_token_id: token numbers below 262 .* are needed, got 'x'"),
+        ('{"eos_token_id": [2, null]}', ": eos_token_id: token numbers .* are needed, got [2, None]"),
+        ('{"eos_token_id": -1}', ": eos_token_id: token numbers .* are needed, got -1"),
+        ('{"eos_token_id": 1000000000}', ": eos_token_id: token numbers .* are needed, got 1000000000"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_used_is_named(
+    tmp_path: Path, train_file: Path, content: str, said: str
+) -> None:
+    model = make_model_folder(tmp_path / "model", vocab_size=262)
+    (model / "generation_config.json").write_text(content)
+    expected = f"actor_rollout_ref.model.path: {model}/generation_config.json{said}"
+    with pytest.raises(ConfigError, match=re.escape(expected).replace(r"\.\*", ".*")):
+        prepared(model, train_file)
+
+
+def test_prompts_that_the_model_does_not_know_are_refused(tmp_path: Path, train_file: Path) -> None:
+    model = make_model_folder(tmp_path / "model", vocab_size=50)
+    with pytest.raises(ConfigError, match=rf"^- {train_file}:1: the tokenizer in {model} gives token number"):
+        prepared(model, train_file)
 
 
 def task_config(*more: str) -> RunConfig:

@@ -1,0 +1,207 @@
+"""What a Hugging Face model folder holds, looked at before anything loads it.
+
+folder ──> weights: every shard there, every header whole
+       └─> config.json ──> sizes are numbers ──> a causal language model that transformers can make
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from neoproto.data.paths import user_path, wrong_kind
+from neoproto.data.wording import one_line, shown
+from neoproto.errors import ConfigError
+
+MODEL_FIELD = "actor_rollout_ref.model.path"
+_SAFE, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
+_BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TOKENIZER_JSON = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+)  # fmt: skip
+_USUAL_NAMES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
+"""What GPT-2 and its descendants call these sizes in `config.json`."""
+_SIZES = (*_USUAL_NAMES.values(), "num_key_value_heads", "head_dim", "vocab_size")
+
+
+def check_model_folder(path: str | Path, *, field: str = MODEL_FIELD) -> Path:
+    """Refuse a folder that is not a Hugging Face causal language model with its tokenizer.
+
+    This imports transformers' models, which takes seconds.
+
+    Args:
+        path: the folder.
+        field: the configuration key it comes from, for messages.
+
+    Raises:
+        ConfigError: as `find_model_folder`; or shards of its weights are missing, a file of them is damaged, or
+            the configuration cannot be used.
+    """
+    folder = find_model_folder(path, field=field)
+    _check_weights(folder, field)
+    _check_causal(folder, field)
+    return folder
+
+
+def find_model_folder(path: str | Path, *, field: str = MODEL_FIELD) -> Path:
+    """Refuse a folder that has not the files of a model and its tokenizer.
+
+    Raises:
+        ConfigError: no such folder, or it lacks `config.json`, weights or tokenizer files; all are listed.
+    """
+    folder = user_path(path, field=field)
+    if problem := wrong_kind(folder, "folder"):
+        raise ConfigError(f"{field}: {problem}")
+    if not folder.is_dir():
+        raise ConfigError(f"{field}: no such folder: {folder}")
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("config.json")
+    if not any((folder / name).is_file() for name in (_SAFE, _SAFE_INDEX, _BIN, _BIN_INDEX)):
+        missing.append(f"weights ({_SAFE}, or {_SAFE_INDEX} and the shards that it names)")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        missing.append("a tokenizer (tokenizer.json or tokenizer_config.json)")
+    if missing:
+        raise ConfigError(
+            f"{field}: {folder} is not a Hugging Face model folder, it lacks {', '.join(missing)}"
+        )
+    return folder
+
+
+def check_tokenizer_files(folder: Path, *, field: str = MODEL_FIELD) -> None:
+    """Refuse a tokenizer's files that are no JSON objects, which transformers says in words of its insides.
+
+    Raises:
+        ConfigError: as `read_json_object`.
+    """
+    for name in _TOKENIZER_JSON:
+        if (folder / name).exists():
+            read_json_object(folder / name, field=field)
+
+
+def read_json_object(path: Path, *, field: str) -> dict[str, Any]:
+    """A JSON file of a model folder that holds one object.
+
+    Raises:
+        ConfigError: it cannot be read, is no JSON, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # a ValueError: no text, no JSON, endless digits
+        raise ConfigError(f"{field}: {path} cannot be read: {one_line(error)}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{field}: {path}: a JSON object is needed, got {shown(values)}")
+    return values
+
+
+def read_model_config(model: str | Path, *, field: str) -> dict[str, Any]:
+    """The model's `config.json`, its text part where it has several; sizes under their usual names too.
+
+    Sizes that are there are whole numbers of at least 1.
+
+    Raises:
+        ConfigError: missing, not a JSON object, or with a size that is no such number.
+    """
+    path = Path(model) / "config.json"
+    whole = read_json_object(path, field=field)
+    inner = whole.get("text_config")
+    found = whole
+    if isinstance(inner, dict):
+        found = inner | {"architectures": whole.get("architectures")}
+    renamed = {usual: found[name] for name, usual in _USUAL_NAMES.items() if name in found}
+    config = renamed | found
+    bad = [
+        f"{field}: {path}: {name}: a whole number of at least 1 is needed, got {shown(config[name])}"
+        for name in _SIZES
+        if config.get(name) is not None and (type(config[name]) is not int or config[name] < 1)
+    ]
+    if bad:
+        raise ConfigError(*bad)
+    return config
+
+
+def head_dim(config: Mapping[str, Any]) -> int | None:
+    """Size of an attention head, None where the configuration does not say."""
+    if config.get("head_dim"):
+        return int(config["head_dim"])
+    if config.get("hidden_size") and config.get("num_attention_heads"):
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return None
+
+
+def vocabulary_size(model: str | Path, *, field: str = MODEL_FIELD) -> int | None:
+    """How many tokens the model knows, None where its configuration does not say.
+
+    Raises:
+        ConfigError: as `read_model_config`.
+    """
+    size: int | None = read_model_config(model, field=field).get("vocab_size")
+    return size
+
+
+def _check_weights(folder: Path, field: str) -> None:
+    """Engines follow the index of safetensors wherever there is one."""
+    safe = {_SAFE} if (folder / _SAFE).is_file() else set()
+    if (folder / _SAFE_INDEX).is_file():
+        safe |= _shards(folder / _SAFE_INDEX, field)
+    elif not safe and not (folder / _BIN).is_file():
+        _shards(folder / _BIN_INDEX, field)
+    for name in sorted(safe):
+        _check_header(folder / name, field)
+
+
+def _shards(index: Path, field: str) -> set[str]:
+    """Names of the files that an index spreads the weights over, all of which are there."""
+    weight_map = read_json_object(index, field=field).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"{field}: {index}: weight_map: an object of tensor and file names is needed, got "
+            f"{shown(weight_map)}"
+        )
+    if missing := sorted(name for name in names if not (index.parent / name).is_file()):
+        listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ConfigError(f"{field}: {index} names files that are not there: {listed}")
+    return names
+
+
+def _check_header(file: Path, field: str) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy"):
+            pass  # the header has been compared with the file's length, and no tensor read
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{field}: {file} is damaged: {one_line(error)}") from error
+
+
+def _check_causal(folder: Path, field: str) -> None:
+    path = folder / "config.json"
+    whole = read_json_object(path, field=field)
+    read_model_config(folder, field=field)
+    kind = whole.get("model_type")
+    if not isinstance(kind, str):
+        raise ConfigError(f'{field}: {path}: model_type: a name such as "llama" is needed, got {shown(kind)}')
+    from transformers import AutoConfig, __version__
+    from transformers.models.auto import modeling_auto
+
+    # transformers counts encoders as causal too: with `is_decoder` they can be.
+    encoder = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and whole.get("is_decoder") is not True
+    if kind not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or encoder:
+        raise ConfigError(
+            f"{field}: {path}: model_type: {shown(kind)} is no causal language model that transformers "
+            f"{__version__} has"
+        )
+    try:
+        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the file is the user's, and each model's configuration has checks of its own
+        raise ConfigError(f"{field}: {path} cannot be used: {one_line(error)}") from error

@@ -1,0 +1,59 @@
+"""Values and errors on one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from neoproto.data.wording import Problems, one_line, shown
+from neoproto.errors import ConfigError
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a", "'a'"),
+        ("a" * 80, "'" + "a" * 56 + "…"),
+        ([10**5000], "a value of type list"),
+        (Mute(), "a value of type Mute"),
+    ],
+)
+def test_a_value_is_shown_on_one_line(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_the_lines_of_a_value_are_joined() -> None:
+    class Tall:
+        def __repr__(self) -> str:
+            return "one\n  two"
+
+    assert shown(Tall()) == "one two"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad field:\n    got 3\n"), "bad field: got 3"),
+        (ValueError(""), "ValueError"),
+        (Mute(), "Mute"),
+        (ValueError("x" * 400), "x" * 300 + "…"),
+    ],
+)
+def test_an_error_is_one_line(error: Exception, text: str) -> None:
+    assert one_line(error) == text
+
+
+def test_problems_are_capped() -> None:
+    problems = Problems()
+    problems.raise_any()
+    for index in range(12):
+        problems.add(str(index))
+    with pytest.raises(ConfigError) as caught:
+        problems.raise_any()
+    assert caught.value.problems == (*map(str, range(10)), "… and 2 more problems")

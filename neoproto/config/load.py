@@ -126,7 +126,7 @@ def _reworded(kind: str, message: str) -> str:
     if kind == "string_pattern_mismatch":
         return f"wanted a name that matches{message.partition('pattern')[2]}"
     between = "wanted a value" if kind.startswith(("greater", "less")) else "wanted"
-    return message.replace("Input should be", between, 1)
+    return re.sub(r"^(Input should be|[A-Z]\w+ should have)", between, message, count=1)
 
 
 def _known_keys(section: type[BaseModel], path: Path) -> list[str]:

@@ -99,7 +99,8 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
         primary: its name, if it is the one that is to be run: that has to say something.
 
     Raises:
-        ConfigError: it is not UTF-8, no YAML, no mapping, refers to itself, or its defaults are no list of names.
+        ConfigError: it is not UTF-8, no YAML, no mapping, refers to itself, or its defaults
+            are no list of names.
     """
     try:
         content = OmegaConf.load(path)
@@ -179,8 +180,8 @@ def checked(override: str, groups: frozenset[str]) -> str:
         raise ConfigError(f"{key}: Hydra's own options are not used; the run's folder is runtime.run_dir")
     if key == "model" and parsed.package is None:
         raise ConfigError(
-            f"model: got {value}; a model's folder is actor_rollout_ref.model.path={value}, one of the files of "
-            "the group is model@actor_rollout_ref.model=NAME"
+            f"model: got {value}; a model's folder is actor_rollout_ref.model.path={value}, one of the files "
+            "of the group is model@actor_rollout_ref.model=NAME"
         )
     if parsed.is_sweep_override():
         raise ConfigError(f"{key}: one value is needed, got several ({value}); a list is written [a,b]")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.rewards import check_rows
-from actors.rollout_options import check_servable
+from actors.rollout_options import check_servable, read_model_config
 from neoproto.config import RunConfig
 from neoproto.data.prompts import (
     PLAIN_TEMPLATE,
@@ -26,8 +26,11 @@ from neoproto.data.prompts import (
     read_rows,
     rows_from_dicts,
 )
+from neoproto.errors import ConfigError
+from neoproto.run.weight_files import count_parameters
 from neoproto.trainer.estimators import check_estimator
 
+POLICY_FIELD, CRITIC_FIELD = "actor_rollout_ref.model.path", "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
 
 
@@ -85,13 +88,13 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         model_dir,
         max_model_len=config.max_model_len,
         device=device,
-        field="actor_rollout_ref.model.path",
+        field=POLICY_FIELD,
         engine=config.actor_rollout_ref.rollout.name,
     )
-    critic = config.critic.model.path
-    critic_dir = model_dir if critic is None else check_model_folder(critic, field="critic.model.path")
+    count_parameters(model_dir, field=POLICY_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
+        critic_dir = critic_folder(config, model_dir, tokenizer, device)
         train = encode(config, rows.train, tokenizer)
         validation = encode(config, rows.val, tokenizer) if rows.val else None
     loader = PromptLoader(train, config.data.train_batch_size, config.data.shuffle, config.data.seed)
@@ -192,6 +195,35 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
     ]
     with stage("preparing the built-in model (made once, then cached)"):
         return ensure_tiny_model(options, layout)
+
+
+def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, device: str) -> Path:
+    """The folder the critic starts from: the policy's, or one that can read the policy's tokens.
+
+    Raises:
+        ConfigError: it is no model folder, has too few positions, or another vocabulary.
+    """
+    if config.critic.model.path is None:
+        return model_dir
+    folder = check_model_folder(config.critic.model.path, field=CRITIC_FIELD)
+    count_parameters(folder, field=CRITIC_FIELD)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    # It runs in torch, which has none of vLLM's limits but the positions.
+    check_servable(folder, max_model_len=longest, device=device, field=CRITIC_FIELD, engine="hf")
+    ours = policy_tokenizer.get_vocab()
+    theirs = load_tokenizer(folder, field=CRITIC_FIELD).get_vocab()
+    other = next((token for token, number in ours.items() if theirs.get(token) != number), None)
+    if other is not None:
+        raise ConfigError(
+            f"{CRITIC_FIELD}: {folder} has another vocabulary than the policy, whose tokens it is to read: "
+            f"{other!r} is {theirs.get(other)} there, {ours[other]} in {model_dir}"
+        )
+    size, needed = read_model_config(folder, field=CRITIC_FIELD).get("vocab_size"), max(ours.values()) + 1
+    if isinstance(size, int) and size < needed:
+        raise ConfigError(
+            f"{CRITIC_FIELD}: {folder} knows {size} tokens (vocab_size), the policy's tokenizer has {needed}"
+        )
+    return folder
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:

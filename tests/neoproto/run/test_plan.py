@@ -31,19 +31,16 @@ def folder(path: Path, **tensors: torch.Tensor) -> Path:
     return made
 
 
-def test_parameters_are_counted_from_headers_over_all_files(tmp_path: Path) -> None:
-    made = folder(tmp_path / "m")
-    save_file({"c": torch.zeros(()), "d": torch.zeros(2, 3)}, made / "model-2.safetensors")
-    assert plan.count_parameters(made) == 30 * 64 + 7 + 1 + 6
-    sizes = plan.model_sizes(made)
+def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
+    sizes = plan.model_sizes(folder(tmp_path / "m"), field="f")
     assert (sizes.layers, sizes.hidden, sizes.vocabulary, sizes.intermediate) == (2, 64, 30, 128)
-    assert sizes.kv_numbers == 2 * 2 * 1 * 32
+    assert (sizes.kv_numbers, sizes.parameters) == (2 * 2 * 1 * 32, 30 * 64 + 7)
 
 
-def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
-    made = model_folder(tmp_path / "m", **SIZES)
-    with pytest.raises(ConfigError, match=r"model\.path: .*model\.safetensors is damaged"):
-        plan.model_sizes(made)
+def test_a_size_that_is_no_number_is_named(tmp_path: Path) -> None:
+    made = model_folder(tmp_path / "m", num_hidden_layers="two")
+    with pytest.raises(ConfigError, match=f"^f: {made}/config.json: a size is no number: .*'two'$"):
+        plan.model_sizes(made, field="f")
 
 
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:

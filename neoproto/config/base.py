@@ -30,8 +30,14 @@ def _as_strings(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
+def _has_no_nul(value: str) -> str:
+    if "\0" in value:
+        raise PydanticCustomError("nul", "wanted text without NUL characters")
+    return value
+
+
 def _is_folder_name(value: str) -> str:
-    if value in ("", ".", "..") or set(value) & {"/", "\0"}:
+    if value in ("", ".", "..") or "/" in value:
         raise PydanticCustomError("folder_name", "wanted the name of a folder, without a slash")
     return value
 
@@ -53,7 +59,10 @@ AsTuple = BeforeValidator(_as_tuple)
 AsStrings = BeforeValidator(_as_strings)
 """The same, where a single string stands for a list of one."""
 
-Text = Annotated[str, Field(min_length=1)]
+Plain = Annotated[str, AfterValidator(_has_no_nul)]
+"""Text that the system takes, as a path or in an environment."""
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_has_no_nul)]
 
 Strings = Annotated[tuple[Text, ...], BeforeValidator(_as_strings, json_schema_input_type=str | list[str])]
 """One string, or a list of them."""
@@ -61,7 +70,7 @@ Strings = Annotated[tuple[Text, ...], BeforeValidator(_as_strings, json_schema_i
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
 """A name that can stand in a path, an environment variable or a mesh name."""
 
-FolderName = Annotated[str, AfterValidator(_is_folder_name)]
+FolderName = Annotated[Plain, AfterValidator(_is_folder_name)]
 """One level of a path."""
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

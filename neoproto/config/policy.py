@@ -14,6 +14,7 @@ from neoproto.config.base import (
     EnvName,
     Fraction,
     NonNegative,
+    Plain,
     Positive,
     Section,
     Seed,
@@ -60,7 +61,7 @@ class TinyModelConfig(Section):
 class ModelConfig(Section):
     """Which model is trained."""
 
-    path: str | None = None
+    path: Plain | None = None
     """A Hugging Face folder with model and tokenizer; null = a built-in model."""
     built_in: Literal["tiny", "smollm2"] = "tiny"
     """Used when `path` is null. tiny = made on first use; smollm2 = SmolLM2-135M-Instruct, which
@@ -182,7 +183,7 @@ class RolloutConfig(Section):
     """Ranks that share one copy of the model."""
     val_kwargs: ValKwargsConfig = ValKwargsConfig()
     """Sampling in validation."""
-    env: dict[EnvName, str] = Field(default_factory=dict)
+    env: dict[EnvName, Plain] = Field(default_factory=dict)
     """Environment of the rollout processes, over `runtime.env_vars`."""
 
 

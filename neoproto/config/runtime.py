@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from neoproto.config.base import EnvName, Name, Seconds, Section, Text
+from neoproto.config.base import EnvName, Name, Plain, Seconds, Section, Text
 
 
 class ObjectStoreConfig(Section):
@@ -40,7 +40,7 @@ class RuntimeConfig(Section):
     stopped_timeout: Seconds = 10.0
     """A process of this machine that has been stopped by a signal for so many seconds is ended; it counts as
     dead then."""
-    env_vars: dict[EnvName, str] = Field(default_factory=dict)
+    env_vars: dict[EnvName, Plain] = Field(default_factory=dict)
     """Environment of every worker process, set at spawn before any import."""
     monarch: MonarchConfig = MonarchConfig()
     """The default backend's options."""

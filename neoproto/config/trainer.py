@@ -13,6 +13,7 @@ from neoproto.config.base import (
     FolderName,
     Name,
     NonNegativeSeconds,
+    Plain,
     Seconds,
     Section,
     Seed,
@@ -105,7 +106,7 @@ class TrainerConfig(Section):
     resume_mode: Literal["auto", "disable", "path"] = "auto"
     """auto = a run in a folder that has checkpoints (`runtime.run_dir`) goes on from the newest; disable = a
     folder that holds a run is refused; path = from `resume_from_path`, in a new folder."""
-    resume_from_path: str | None = None
+    resume_from_path: Plain | None = None
     """A checkpoint's folder, or that of a run, whose newest is taken; needs `resume_mode=path`."""
     on_failure: Literal["fail", "restart"] = "fail"
     """When a process of the run dies or does not answer: fail = the run ends; restart = everything is started

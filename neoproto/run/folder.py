@@ -79,8 +79,6 @@ def _place(config: RunConfig) -> tuple[str, Path]:
     else:
         field, typed = "trainer.default_local_dir", config.trainer.default_local_dir
         below = (config.trainer.project_name, config.trainer.experiment_name)
-    if "\0" in typed:
-        raise ConfigError(f"{field}: wanted a path, got {typed!r}")
     return field, user_path(typed, field=field).absolute().joinpath(*below)
 
 

@@ -112,7 +112,10 @@ def _sentence(section: type[BaseModel], error: ErrorDetails, prefix: Path) -> st
         return f"{where}: unknown key{nearest(str(path[-1]), _known_keys(section, path[:-1]))}"
     if kind == "missing":
         return f"{where}: a value is needed"
-    shown = repr(error["input"])
+    try:
+        shown = repr(error["input"])
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        shown = "an integer of thousands of digits"
     shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
     got = f"got {shown} ({type(error['input']).__name__})"
     reason = refused_value(where) if kind in _OUTSIDE else None

@@ -156,6 +156,10 @@ def test_a_wrong_value_is_named_with_what_was_wanted(path: str, value: Any, said
     assert said in problem(path, value)
 
 
+def test_an_integer_that_python_cannot_write_is_wrong_too() -> None:
+    assert problem("trainer.seed", 16**5000).endswith("got an integer of thousands of digits (int)")
+
+
 def test_an_integer_stands_for_a_number() -> None:
     config = load_config({"algorithm": {"gamma": 1}, "reward": {"timeout_s": 3}})
     assert config.algorithm.gamma == 1.0

@@ -79,7 +79,7 @@ def test_the_critic_may_start_from_another_folder(model: Path, train_file: Path,
     [
         (
             {"max_position_embeddings": 19},
-            "has 19 positions (max_position_embeddings), prompts and ans",
+            "has 19 positions (max_position_embeddings), prompts and",
         ),
         ({"vocab_size": 3}, "knows 3 tokens (vocab_size), the policy's tokenizer has"),
         ({"vocab_size": 1000}, None),

@@ -199,7 +199,7 @@ def test_a_wrong_name_is_one_sentence(folder: Path, name: str, own: bool, said: 
 
 
 @pytest.mark.parametrize("content", ["defaults: [_self_]\n", "# nothing\n"])
-def test_a_files_of_a_group_may_say_nothing(folder: Path, content: str) -> None:
+def test_a_file_of_a_group_may_say_nothing(folder: Path, content: str) -> None:
     (folder / "data" / "mine.yaml").write_text(content)
     assert compose("mine", [], folder)["trainer"]["experiment_name"] == "mine"
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from neoproto.config.base import Count, Fraction, NonNegative, Positive, Seconds, Section, Share
+from neoproto.config.base import Count, Fraction, NonNegative, Plain, Positive, Seconds, Section, Share
 
 VERL_KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 """verl's names of the estimators, and ours (Schulman, "Approximating KL divergence")."""
@@ -49,7 +49,7 @@ class RolloutCorrectionConfig(Section):
 class AdvantageFunctionConfig(Section):
     """An advantage estimator of the user's, for `adv_estimator=custom`."""
 
-    path: str | None = None
+    path: Plain | None = None
     """Python file."""
     name: Annotated[str, Field(min_length=1)] = "compute_advantages"
     """The function in it: of the batch and the estimators' options, as the built-in ones."""
@@ -90,7 +90,7 @@ class AlgorithmConfig(Section):
 class RewardFunctionConfig(Section):
     """A reward function of the user's."""
 
-    path: str | None = None
+    path: Plain | None = None
     """Python file; null = one of the built-in rewards."""
     name: Annotated[str, Field(min_length=1)] = "compute_score"
     """The function in it, plain or async."""

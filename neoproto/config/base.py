@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
@@ -24,7 +25,32 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _as_strings(value: Any) -> Any:
+    if not isinstance(value, str | list | tuple):
+        raise PydanticCustomError("strings", "wanted a string or a list of strings")
     return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+def _has_no_nul(value: str) -> str:
+    if "\0" in value:
+        raise PydanticCustomError("nul", "wanted text without NUL characters")
+    return value
+
+
+def _is_folder_name(value: str) -> str:
+    if value in ("", ".", "..") or "/" in value:
+        raise PydanticCustomError("folder_name", "wanted the name of a folder, without a slash")
+    return value
+
+
+def _at_most(limit: int) -> AfterValidator:
+    """Bounds that only guard the arithmetic: in the descriptions of options they would be noise."""
+
+    def check(value: float) -> float:
+        if value > limit:
+            raise PydanticCustomError("too_large", f"wanted at most {limit}")
+        return value
+
+    return AfterValidator(check)
 
 
 AsTuple = BeforeValidator(_as_tuple)
@@ -33,16 +59,31 @@ AsTuple = BeforeValidator(_as_tuple)
 AsStrings = BeforeValidator(_as_strings)
 """The same, where a single string stands for a list of one."""
 
-Strings = Annotated[tuple[str, ...], BeforeValidator(_as_strings, json_schema_input_type=str | list[str])]
+Plain = Annotated[str, AfterValidator(_has_no_nul)]
+"""Text that the system takes, as a path or in an environment."""
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_has_no_nul)]
+
+Strings = Annotated[tuple[Text, ...], BeforeValidator(_as_strings, json_schema_input_type=str | list[str])]
 """One string, or a list of them."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
 """A name that can stand in a path, an environment variable or a mesh name."""
 
-Count = Annotated[int, Field(gt=0)]
-Size = Annotated[int, Field(ge=0)]
+FolderName = Annotated[Plain, AfterValidator(_is_folder_name)]
+"""One level of a path."""
+
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+AtMostMax = _at_most(2**31 - 1)
+Count = Annotated[int, Field(gt=0), AtMostMax]
+Size = Annotated[int, Field(ge=0), AtMostMax]
+Seed = Annotated[int, Field(ge=0), _at_most(2**63 - 1)]
+"""Of torch's generators."""
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0), _at_most(10**9)]
+"""Thirty years at most; clocks and locks count no further than some hundreds."""
+NonNegativeSeconds = Annotated[float, Field(ge=0), _at_most(10**9)]

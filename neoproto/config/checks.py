@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neoproto.config.schema import OPTIONAL_ROLES, RunConfig
-from neoproto.config.topology import SECTION_OF_ROLE, role_problems, shares_devices, world_size
+from neoproto.config.topology import (
+    MAX_DEVICES_PER_NODE,
+    SECTION_OF_ROLE,
+    role_problems,
+    shares_devices,
+    world_size,
+)
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -31,6 +37,8 @@ class Problem:
 
 def cross_check(config: RunConfig) -> list[Problem]:
     """Everything that does not fit together, in the order of the sections."""
+    if wide := _too_wide(config):
+        return [wide]  # there is no topology that the others could be judged by
     return [
         *_data(config),
         *_model(config),
@@ -53,6 +61,21 @@ def cross_check(config: RunConfig) -> list[Problem]:
 
 def _problem(text: str, *paths: str) -> Problem:
     return Problem(text=text, paths=paths)
+
+
+def _too_wide(config: RunConfig) -> Problem | None:
+    """The preset's nodes hold the devices of training, and rollout's own beside them."""
+    own, trained = config.actor_rollout_ref.rollout.n_gpus_per_node or 1, config.trainer.n_gpus_per_node or 1
+    if config.topology is not None or not config.is_async or own + trained <= MAX_DEVICES_PER_NODE:
+        return None
+    return _problem(
+        f"{ROLLOUT}.n_gpus_per_node: got {own}, with trainer.n_gpus_per_node={trained} that is "
+        f"{own + trained} devices a node; wanted at most {MAX_DEVICES_PER_NODE}",
+        f"{ROLLOUT}.n_gpus_per_node",
+        "trainer.n_gpus_per_node",
+        "trainer.mode",
+        "topology",
+    )
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neoproto.config.base import Count, Positive, Section
+from neoproto.config.base import Count, Plain, Positive, Section
 from neoproto.config.optim import OptimConfig
 from neoproto.config.policy import LossAggMode
 
@@ -10,7 +10,7 @@ from neoproto.config.policy import LossAggMode
 class CriticModelConfig(Section):
     """Where the value model's body starts from; its head starts at zero."""
 
-    path: str | None = None
+    path: Plain | None = None
     """A Hugging Face folder; null = the policy's model."""
 
 

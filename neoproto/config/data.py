@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import Count, Name, Section, Size, Strings
+from neoproto.config.base import Count, Name, Section, Seed, Size, Strings
 
 
 class TaskConfig(Section):
@@ -18,7 +18,7 @@ class TaskConfig(Section):
     """Distinct questions to train on; a task that has fewer gives what it has, and says so."""
     val_size: Size = 600
     """Questions held out for validation; none of them is ever trained on. 0 = no validation set."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the generator: which questions exist, and how they are split."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the task's own configuration, handed over as they are."""
@@ -45,7 +45,7 @@ class DataConfig(Section):
     """A prompt longer than P: stop the run, cut its left or right end, or drop the row (counted)."""
     shuffle: bool = True
     """Draw the prompts of each epoch in a new random order."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of that order."""
     system_prompt: str | None = None
     """A system message before every prompt that does not begin with one of its own; null = none."""

@@ -112,7 +112,10 @@ def _sentence(section: type[BaseModel], error: ErrorDetails, prefix: Path) -> st
         return f"{where}: unknown key{nearest(str(path[-1]), _known_keys(section, path[:-1]))}"
     if kind == "missing":
         return f"{where}: a value is needed"
-    shown = repr(error["input"])
+    try:
+        shown = repr(error["input"])
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        shown = "an integer of thousands of digits"
     shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
     got = f"got {shown} ({type(error['input']).__name__})"
     reason = refused_value(where) if kind in _OUTSIDE else None
@@ -126,7 +129,7 @@ def _reworded(kind: str, message: str) -> str:
     if kind == "string_pattern_mismatch":
         return f"wanted a name that matches{message.partition('pattern')[2]}"
     between = "wanted a value" if kind.startswith(("greater", "less")) else "wanted"
-    return message.replace("Input should be", between, 1)
+    return re.sub(r"^(Input should be|[A-Z]\w+ should have)", between, message, count=1)
 
 
 def _known_keys(section: type[BaseModel], path: Path) -> list[str]:

@@ -8,8 +8,21 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from neoproto.config.algorithm import kl_name
-from neoproto.config.base import Count, Fraction, NonNegative, Positive, Section, Share, Size
+from neoproto.config.base import (
+    AtMostMax,
+    Count,
+    EnvName,
+    Fraction,
+    NonNegative,
+    Plain,
+    Positive,
+    Section,
+    Seed,
+    Share,
+    Size,
+)
 from neoproto.config.optim import OptimConfig
+from neoproto.config.topology import DevicesPerNode
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -21,7 +34,9 @@ def _is_top_k(value: int) -> int:
     return value
 
 
-TopK = Annotated[int, AfterValidator(_is_top_k)]
+TopK = Annotated[int, AfterValidator(_is_top_k), AtMostMax]
+Temperature = Annotated[float, Field(ge=0.01)]
+"""vLLM takes a lower one for this, or for greedy, without a word in the log-probs."""
 
 
 class TinyModelConfig(Section):
@@ -39,14 +54,14 @@ class TinyModelConfig(Section):
     """The supervised warm start ends once sampled exact match reaches this score."""
     max_sft_steps: Size = 400
     """The warm start ends after this many steps in any case."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the weights and of the warm start's batches."""
 
 
 class ModelConfig(Section):
     """Which model is trained."""
 
-    path: str | None = None
+    path: Plain | None = None
     """A Hugging Face folder with model and tokenizer; null = a built-in model."""
     built_in: Literal["tiny", "smollm2"] = "tiny"
     """Used when `path` is null. tiny = made on first use; smollm2 = SmolLM2-135M-Instruct, which
@@ -117,7 +132,7 @@ class ValKwargsConfig(Section):
     """Samples per prompt."""
     do_sample: bool = True
     """false = greedy; the next three are then not used."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature."""
     top_p: Share = 1.0
     """Nucleus; 1 = all tokens."""
@@ -134,18 +149,18 @@ class RolloutConfig(Section):
     """The engine. hf = transformers, whole tensors at a time: faster for tiny models on CPUs (it runs nowhere
     else), where vLLM's bookkeeping takes longer than the model; kv_cache_gib, gpu_memory_utilization and
     enforce_eager are vllm's."""
-    n_gpus_per_node: Count | None = None
+    n_gpus_per_node: DevicesPerNode | None = None
     """Devices of its own on every node of the preset topology, one replica each, in the asynchronous modes
     (null = 1); in sync mode rollout has those of training."""
     n: Count = 1
     """Samples per prompt."""
-    temperature: Positive = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature; log-probs are compared at this temperature everywhere."""
     top_p: Annotated[float, Field(ge=1, le=1)] = 1.0
     """Nucleus; training samples from the whole distribution, so only 1."""
     top_k: Literal[-1] = -1
     """The k likeliest tokens; training samples from the whole distribution, so only -1 (all)."""
-    seed: int = 0
+    seed: Seed = 0
     """Root of the per-request seeds (with prompt, sample and weight version)."""
     max_num_seqs: Count = 256
     """Sequences that one engine runs at once."""
@@ -153,7 +168,7 @@ class RolloutConfig(Section):
     """Context length of the engine; null = max_prompt_length + max_response_length."""
     dtype: Dtype = "float32"
     """Type of weights and activations in the engine."""
-    kv_cache_gib: Positive | None = None
+    kv_cache_gib: Annotated[float, Field(ge=0.001, le=65536)] | None = None
     """Size of one engine's KV cache in GiB; null = what `max_num_seqs` full sequences need (on a GPU: what
     `gpu_memory_utilization` leaves)."""
     gpu_memory_utilization: Share = 0.5
@@ -168,7 +183,7 @@ class RolloutConfig(Section):
     """Ranks that share one copy of the model."""
     val_kwargs: ValKwargsConfig = ValKwargsConfig()
     """Sampling in validation."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[EnvName, Plain] = Field(default_factory=dict)
     """Environment of the rollout processes, over `runtime.env_vars`."""
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from neoproto.config.base import Name, Seconds, Section
-
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+from neoproto.config.base import EnvName, Name, Plain, Seconds, Section, Text
 
 
 class ObjectStoreConfig(Section):
@@ -35,14 +33,14 @@ class MonarchConfig(Section):
 class RuntimeConfig(Section):
     """The control plane."""
 
-    backend: Annotated[str, Field(min_length=1)] = "monarch"
+    backend: Text = "monarch"
     """Name of a registered backend."""
-    run_dir: str | None = None
+    run_dir: Text | None = None
     """The run's folder; null = a new one below `trainer.default_local_dir`."""
     stopped_timeout: Seconds = 10.0
     """A process of this machine that has been stopped by a signal for so many seconds is ended; it counts as
     dead then."""
-    env_vars: dict[EnvName, str] = Field(default_factory=dict)
+    env_vars: dict[EnvName, Plain] = Field(default_factory=dict)
     """Environment of every worker process, set at spawn before any import."""
     monarch: MonarchConfig = MonarchConfig()
     """The default backend's options."""

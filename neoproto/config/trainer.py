@@ -6,11 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import AsStrings, Count, Name, NonNegative, Seconds, Section, Size
+from neoproto.config.base import (
+    AsStrings,
+    AtMostMax,
+    Count,
+    FolderName,
+    Name,
+    NonNegativeSeconds,
+    Plain,
+    Seconds,
+    Section,
+    Seed,
+    Size,
+    Text,
+)
 from neoproto.config.modes import DecoupledAsyncConfig, ReplayBufferConfig, SeparateAsyncConfig
+from neoproto.config.topology import DevicesPerNode, Nodes
 
 Logger = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow"]
-Interval = Annotated[int, Field(ge=-1)]
+Interval = Annotated[int, Field(ge=-1), AtMostMax]
 
 
 class TimeoutsConfig(Section):
@@ -54,7 +68,7 @@ class TrainerConfig(Section):
     """Passes over the training data."""
     total_training_steps: Count | None = None
     """Steps to run; null = what `total_epochs` makes. A number wins over epochs; data repeats as needed."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything random that has no seed of its own."""
     val_before_train: bool = True
     """Validate the untrained policy too, where there is a validation set."""
@@ -67,15 +81,15 @@ class TrainerConfig(Section):
     versions."""
     trace: bool = False
     """Write trace.json: what each process did when, for chrome://tracing and ui.perfetto.dev."""
-    project_name: Annotated[str, Field(min_length=1)] = "neoproto"
+    project_name: FolderName = "neoproto"
     """First folder level below `default_local_dir`; project of wandb, experiment of MLflow."""
-    experiment_name: Annotated[str, Field(min_length=1)] = "ppo"
+    experiment_name: FolderName = "ppo"
     """Second folder level, each run has its own folder below it; name of the run for wandb and MLflow."""
-    default_local_dir: Annotated[str, Field(min_length=1)] = "outputs"
+    default_local_dir: Text = "outputs"
     """Where run folders are made, from the folder the command is typed in."""
-    nnodes: Count | None = None
+    nnodes: Nodes | None = None
     """Nodes of the preset topology; null = 1."""
-    n_gpus_per_node: Count | None = None
+    n_gpus_per_node: DevicesPerNode | None = None
     """Devices per node of the preset topology (process slots on CPU); null = 1."""
     device_type: Literal["auto", "cpu", "gpu"] = "auto"
     """auto = gpu if this machine has one."""
@@ -92,7 +106,7 @@ class TrainerConfig(Section):
     resume_mode: Literal["auto", "disable", "path"] = "auto"
     """auto = a run in a folder that has checkpoints (`runtime.run_dir`) goes on from the newest; disable = a
     folder that holds a run is refused; path = from `resume_from_path`, in a new folder."""
-    resume_from_path: str | None = None
+    resume_from_path: Plain | None = None
     """A checkpoint's folder, or that of a run, whose newest is taken; needs `resume_mode=path`."""
     on_failure: Literal["fail", "restart"] = "fail"
     """When a process of the run dies or does not answer: fail = the run ends; restart = everything is started
@@ -121,7 +135,7 @@ class WeightsConfig(Section):
     pause_mode: Literal["abort", "keep"] = "abort"
     """Requests that are still running when weights are loaded: abort = stopped and continued from their
     partial output; keep = frozen and continued, their cache recomputed."""
-    drain_timeout: NonNegative = 5.0
+    drain_timeout: NonNegativeSeconds = 5.0
     """Before that, let requests end for so many seconds, so that a response has one version; 0 = not."""
     bucket_mib: Annotated[int, Field(gt=0, le=65536)] = 64
     """Weights are put into the store in buckets of at most so many MiB (a larger weight has its own)."""

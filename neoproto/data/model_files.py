@@ -7,6 +7,8 @@ folder ──> weights: every shard there, every header whole
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from neoproto.errors import ConfigError
 MODEL_FIELD = "actor_rollout_ref.model.path"
 _SAFE, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 _BIN, _BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_TORCH_MARKS = (b"PK", b"\x80")
+"""What PyTorch's files begin with: zip archives, and pickles before them."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _TOKENIZER_JSON = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -43,11 +47,11 @@ def check_model_folder(path: str | Path, *, field: str = MODEL_FIELD) -> Path:
         field: the configuration key it comes from, for messages.
 
     Raises:
-        ConfigError: as `find_model_folder`; or shards of its weights are missing, a file of them is damaged, or
+        ConfigError: as `find_model_folder`; or a file of its weights is missing or damaged, or
             the configuration cannot be used.
     """
     folder = find_model_folder(path, field=field)
-    _check_weights(folder, field)
+    count_parameters(folder, field=field)
     _check_causal(folder, field)
     return folder
 
@@ -148,40 +152,61 @@ def vocabulary_size(model: str | Path, *, field: str = MODEL_FIELD) -> int | Non
     return size
 
 
-def _check_weights(folder: Path, field: str) -> None:
-    """Engines follow the index of safetensors wherever there is one."""
-    safe = {_SAFE} if (folder / _SAFE).is_file() else set()
-    if (folder / _SAFE_INDEX).is_file():
-        safe |= _shards(folder / _SAFE_INDEX, field)
-    elif not safe and not (folder / _BIN).is_file():
-        _shards(folder / _BIN_INDEX, field)
-    for name in sorted(safe):
-        _check_header(folder / name, field)
+def count_parameters(folder: Path, *, field: str = MODEL_FIELD) -> int:
+    """Numbers in the weight files, by their headers, no weight is read; of PyTorch's, bytes at four a number.
+
+    Raises:
+        ConfigError: a file is damaged, or the pointer of one that was not downloaded; one that an index names
+            is missing; there is no number in them.
+    """
+    # Engines follow the index of safetensors wherever there is one, and PyTorch's where nothing else is.
+    safe = _shards(folder / _SAFE_INDEX, field) if (folder / _SAFE_INDEX).is_file() else set()
+    safe |= {path.name for path in folder.glob("*.safetensors")}
+    if safe:
+        count = sum(_numbers(folder / name, field) for name in sorted(safe))
+    else:
+        single = os.path.lexists(folder / _BIN)
+        names = {_BIN} if single else _shards(folder / _BIN_INDEX, field)
+        count = sum(_torch_bytes(folder / name, field) for name in sorted(names)) // 4
+    if not count:
+        raise ConfigError(f"{field}: there are no weights in the weight files of {folder}")
+    return count
 
 
 def _shards(index: Path, field: str) -> set[str]:
     """Names of the files that an index spreads the weights over, all of which are there."""
     weight_map = read_json_object(index, field=field).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    if not names or not all(isinstance(name, str) for name in names):
+    named = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not named or not all(isinstance(name, str) for name in named):
         raise ConfigError(
             f"{field}: {index}: weight_map: an object of tensor and file names is needed, got "
             f"{shown(weight_map)}"
         )
+    names = set(named)
     if missing := sorted(name for name in names if not (index.parent / name).is_file()):
         listed = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ConfigError(f"{field}: {index} names files that are not there: {listed}")
     return names
 
 
-def _check_header(file: Path, field: str) -> None:
+def _numbers(file: Path, field: str) -> int:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="numpy"):
-            pass  # the header has been compared with the file's length, and no tensor read
+        with safe_open(file, framework="numpy") as opened:  # compares the header with the file's length
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{field}: {file} is damaged: {one_line(error)}") from error
+
+
+def _torch_bytes(file: Path, field: str) -> int:
+    try:
+        with file.open("rb") as opened:
+            if not opened.read(2).startswith(_TORCH_MARKS):
+                raise ConfigError(f"{field}: {file} is damaged: it is no file of PyTorch's")
+        return file.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{field}: {file} is damaged: {error.strerror or error}") from error
 
 
 def _check_causal(folder: Path, field: str) -> None:

@@ -26,7 +26,7 @@ from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.run import options
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import EPOCH, holds_run, open_run_log, run_folder
+from neoproto.run.folder import EPOCH, holds_run, open_run_log, run_folder, write_config
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
@@ -82,6 +82,7 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     (model,) = placement.models_of("rollout")
     prepared = prepare(config, model.device_type, console.stage)
     with run_folder(config) as folder:
+        write_config(folder, config)
         open_run_log(folder / "run.log")
         console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
         samples = answer(config, prepared, placement, folder, console)

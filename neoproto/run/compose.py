@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from neoproto.config import CONFIG_NAMES, CONFIG_SEARCH_PATH, RunConfig, load_config
+from neoproto.config.load import MAX_SHOWN
 from neoproto.errors import ConfigError
 
 
@@ -31,11 +32,12 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         config_dir: a folder of the user's own configs; its files win over shipped ones of the same name.
 
     Raises:
-        ConfigError: no such config, a file that is not YAML, a malformed override, an interpolation that does
-            not resolve.
+        ConfigError: no such config, a file that is no configuration, a malformed override, an interpolation
+            that does not resolve.
     """
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir: no such folder: {config_dir}")
+    if config_dir is not None and not os.path.isdir(config_dir):  # says no to any text, unlike Path's
+        raise ConfigError(f"--config-dir: no such folder: {shown(str(config_dir))}")
+    check_name(config_name, config_dir)
     GlobalHydra.instance().clear()
     search_path = create_config_search_path(CONFIG_SEARCH_PATH)
     if config_dir is not None:
@@ -50,19 +52,18 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
             with_log_configuration=False,
             from_shell=True,
         )
+        if config_dir is not None:
+            for group, choice in composed.hydra.runtime.choices.items():
+                path = config_dir / group.partition("@")[0] / f"{choice}.yaml"
+                if path.is_file():
+                    check_file(path)  # Hydra passes over a list
         with open_dict(composed):
             composed.pop("hydra", None)
         resolved = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except MissingConfigException as error:
-        if error.missing_cfg_file != config_name:
-            raise ConfigError(f"--config-name {config_name}: {one_line(error)}") from error
-        where = f" in {config_dir} or" if config_dir else ""
-        shipped = ", ".join(CONFIG_NAMES)
-        raise ConfigError(
-            f"--config-name {config_name}: no such config{where} among the shipped ones: {shipped}"
-        ) from error
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError(f"--config-name {config_name}: {one_line(error)}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # the words and files are the user's: Hydra fails on some in ways of its own
+        raise explained(error, config_name, config_dir) from error
     finally:
         GlobalHydra.instance().clear()
     assert isinstance(resolved, dict)
@@ -74,6 +75,82 @@ def compose_run(config_name: str, overrides: Sequence[str], config_dir: Path | N
     return load_config(compose(config_name, overrides, config_dir))
 
 
+def check_name(config_name: str, config_dir: Path | None) -> None:
+    """Refuse what is no name, and the user's own file of that name if it is no configuration.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if os.path.isabs(config_name) or "\0" in config_name:
+        raise ConfigError(
+            f"--config-name: wanted a configuration's name, got {shown(config_name)!r}; a folder of your own "
+            "configurations is --config-dir"
+        )
+    if config_dir is not None:
+        path = config_dir / f"{config_name.removesuffix('.yaml')}.yaml"
+        if os.path.isfile(path):
+            check_file(path, primary=config_name)
+
+
+def check_file(path: Path, *, primary: str | None = None) -> None:
+    """Read a configuration of the user's by itself.
+
+    Args:
+        primary: its name, if it is the one that is to be run: that has to say something.
+
+    Raises:
+        ConfigError: it is not UTF-8, no YAML, no mapping, refers to itself, or its defaults
+            are no list of names.
+    """
+    try:
+        content = OmegaConf.load(path)
+        plain = OmegaConf.to_container(content)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: a value holds itself, or is nested too deeply") from error
+    except Exception as error:  # the file is the user's, and what reads it fails in many ways
+        if isinstance(error, OSError) and error.errno is None:  # OmegaConf's word for a lone number
+            raise ConfigError(f"{path}: wanted a mapping, got a single value") from error
+        reason = one_line(error).replace(f'in "{path}", ', "")
+        raise ConfigError(f"{path}: cannot be read as YAML: {reason}") from error
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{path}: wanted a mapping, got a list")
+    if primary is not None and not plain:
+        raise ConfigError(f"{path}: is empty; begin it with defaults: [ppo_monarch, _self_]")
+    defaults = plain.get("defaults", [])
+    if not isinstance(defaults, list):
+        raise ConfigError(f"{path}: defaults: wanted a list, got {shown(repr(defaults))}")
+    for index, entry in enumerate(defaults):
+        choices = [*entry.values()] if isinstance(entry, dict) else [entry or 0]
+        if len(choices) != 1 or not isinstance(choices[0], str | list | None) or isinstance(entry, list):
+            raise ConfigError(
+                f"{path}: defaults[{index}]: wanted a name, or one group: name, got {shown(repr(entry))}"
+            )
+        if entry == primary:
+            raise ConfigError(f"{path}: defaults[{index}]: got {entry!r}, which is this file itself")
+
+
+def explained(error: Exception, config_name: str, config_dir: Path | None) -> ConfigError:
+    """What is said of a failure to compose; of a file of the user's, if one cannot be read by itself."""
+    name = shown(config_name)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file == config_name:
+        where = f" in {config_dir} or" if config_dir else ""
+        shipped = ", ".join(CONFIG_NAMES)
+        return ConfigError(f"--config-name {name}: no such config{where} among the shipped ones: {shipped}")
+    names_its_place = isinstance(error, HydraException) and not isinstance(error, ConfigCompositionException)
+    too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+    if config_dir is not None and not names_its_place and not too_long:
+        for path in sorted((*config_dir.glob("*.yaml"), *config_dir.glob("*/*.yaml"))):
+            try:
+                check_file(path)
+            except ConfigError as wrong:
+                return wrong
+    if too_long:
+        return ConfigError(f"--config-name {name}: the name is too long")
+    if isinstance(error, RecursionError):
+        return ConfigError(f"--config-name {name}: its defaults lead back to themselves")
+    return ConfigError(f"--config-name {name}: {one_line(error)}")
+
+
 def checked(override: str, groups: frozenset[str]) -> str:
     """The override itself, if it sets one of our keys to one value.
 
@@ -83,19 +160,33 @@ def checked(override: str, groups: frozenset[str]) -> str:
     """
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException as error:
+        chosen = parsed.value()
+    except (
+        HydraException,
+        ValueError,
+        RecursionError,
+    ) as error:  # the last two: thousands of digits, brackets
+        reason = (
+            one_line(error).split(" expecting ")[0].replace("'<EOF>'", "at its end").replace("at at", "at")
+        )
         raise ConfigError(
-            f"{override}: cannot be read as key=value ({one_line(error)}); "
+            f"{shown(override)}: cannot be read as key=value ({reason}); "
             "a value with special characters needs quotes: \"key='value'\""
         ) from error
-    key, value = parsed.key_or_group, override.partition("=")[2]
+    key, value = parsed.key_or_group, shown(override.partition("=")[2])
     if not key:
-        raise ConfigError(f"{override}: no key before the equals sign")
+        raise ConfigError(f"{shown(override)}: no key before the equals sign")
     if re.split(r"[./]", key)[0] == "hydra":
         raise ConfigError(f"{key}: Hydra's own options are not used; the run's folder is runtime.run_dir")
+    if key == "model" and parsed.package is None:
+        raise ConfigError(
+            f"model: got {value}; a model's folder is actor_rollout_ref.model.path={value}, one of the files "
+            "of the group is model@actor_rollout_ref.model=NAME"
+        )
     if parsed.is_sweep_override():
         raise ConfigError(f"{key}: one value is needed, got several ({value}); a list is written [a,b]")
-    if key in groups and not parsed.is_delete() and not isinstance(parsed.value(), str | list):
+    bare = parsed.is_delete() and "=" not in override
+    if key in groups and not bare and not isinstance(chosen, str | list):
         raise ConfigError(f"{key}: the name of one of its files is needed, got {value}")
     return override
 
@@ -107,9 +198,19 @@ def force_value(override: str, groups: frozenset[str]) -> str:
     return f"++{override}" if plain and "=" in override and key not in groups else override
 
 
+def shown(text: str) -> str:
+    """What was typed, cut to what fits into a message, on one line."""
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def one_line(error: BaseException) -> str:
     """What Hydra's many-line messages say, without its search path and advice about its own options."""
-    text = re.split(r"Config search path:|See https?://|Set the environment variable", str(error))[0]
+    own_advice = r"Config search path:|See https?://|Set the environment variable|; use sys\.set_int"
+    text = re.split(own_advice, str(error))[0]
     lines = [line.strip() for line in text.splitlines()]
-    joined = "; ".join(line for line in lines if line)
-    return re.sub(r"([:.]); ", r"\1 ", joined).rstrip("; ") or type(error).__name__
+    said = [line for line in lines if line and not line.startswith(("object_type=", "reference_type="))]
+    joined = re.sub(r"([:.]); ", r"\1 ", "; ".join(said)).rstrip("; ")
+    if joined:
+        return joined
+    return type(error).__name__ if error.__cause__ is None else one_line(error.__cause__)

@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from neoproto.errors import ConfigError
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.trainer.checkpoint import sync, write_synced
 from neoproto.trainer.history import METRICS
+from neoproto.trainer.resume import named_damage
 
 CONFIG, LOCK, EPOCH, COMPLETE = "config.yaml", "run.lock", "weight_epoch", "complete.json"
 MODEL = "model"
@@ -37,29 +39,60 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     Raises:
         ConfigError: it cannot be made, another run uses it, or it holds a run that is not to be gone on with.
     """
-    trainer = config.trainer
     named = config.runtime.run_dir is not None
-    if config.runtime.run_dir is not None:
-        field = "runtime.run_dir"
-        folder = user_path(config.runtime.run_dir, field=field).absolute()
-    else:
-        field = "trainer.default_local_dir"
-        parent = user_path(trainer.default_local_dir, field=field).absolute()
-        parent = parent / trainer.project_name / trainer.experiment_name
-        folder = unused(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    field, folder = _place(config)
     with contextlib.ExitStack() as stack:
-        try:
+        with _refused(field, folder):
+            folder = folder if named else unused(folder, time.strftime("%Y-%m-%d_%H-%M-%S"))
             folder.mkdir(parents=True, exist_ok=named)
             if not stack.enter_context(_locked(folder / LOCK)):
                 raise ConfigError(f"{field}: {folder} is in use by another run")
-            if holds_run(folder) and trainer.resume_mode != "auto":
-                raise ConfigError(
-                    f"{field}: {folder} already holds a run; trainer.resume_mode=auto goes on with it"
-                )
-            write_config(folder, config)
-        except OSError as error:
-            raise ConfigError(f"{field}: cannot write to {folder}: {error.strerror or error}") from error
+            _check_run(config, field, folder)
         yield folder
+
+
+def check_folder(config: RunConfig) -> Path | None:
+    """Refuse what `run_folder` would, before there is a folder; what is made to find out is gone on return.
+
+    Returns:
+        The run's folder, if there is one to go on with.
+
+    Raises:
+        ConfigError: nothing can be made where it is to be, or it holds a run that is not to be gone on with.
+    """
+    field, folder = _place(config)
+    with _refused(field, folder):
+        # By trial: permissions do not tell what an account of root's, /proc or a full disk will do.
+        there = next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
+        os.rmdir(tempfile.mkdtemp(prefix=".neoproto-", dir=there))
+        if config.runtime.run_dir is None or there != folder:
+            return None
+        _check_run(config, field, folder)
+        return folder
+
+
+def _place(config: RunConfig) -> tuple[str, Path]:
+    """The field that says where the run's folder is; the folder, or the one that a new one is made in."""
+    if config.runtime.run_dir is not None:
+        field, typed = "runtime.run_dir", config.runtime.run_dir
+        below: tuple[str, ...] = ()
+    else:
+        field, typed = "trainer.default_local_dir", config.trainer.default_local_dir
+        below = (config.trainer.project_name, config.trainer.experiment_name)
+    return field, user_path(typed, field=field).absolute().joinpath(*below)
+
+
+def _check_run(config: RunConfig, field: str, folder: Path) -> None:
+    if holds_run(folder) and config.trainer.resume_mode != "auto":
+        raise ConfigError(f"{field}: {folder} already holds a run; trainer.resume_mode=auto goes on with it")
+
+
+@contextmanager
+def _refused(field: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{field}: cannot write to {folder}: {error.strerror or error}") from error
 
 
 def holds_run(folder: Path) -> bool:
@@ -74,18 +107,40 @@ def unused(parent: Path, name: str) -> Path:
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """The resolved configuration, in a form that `--config-dir` takes back; a different one is set aside."""
+    """The resolved configuration, in a form that `--config-dir` takes back; a different one is set aside.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     path = folder / CONFIG
-    text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        path.replace(folder / "config.superseded.yaml")
-    _replace(path, text.encode())
+    data = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))).encode()
+    try:
+        if path.exists():
+            if path.read_bytes() == data:
+                return
+            path.replace(_superseded(folder))
+        _replace(path, data)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _superseded(folder: Path) -> Path:
+    """config.superseded.yaml, config.superseded.1.yaml, and so on: each is kept."""
+    numbers = ("", *(f".{number}" for number in range(1, 10_000)))
+    return next(
+        path for number in numbers if not (path := folder / f"config.superseded{number}.yaml").exists()
+    )
 
 
 def next_epoch(folder: Path, at_least: int = 0) -> int:
-    """The epoch of the weight versions of a start: one that no start in this folder had, and `at_least`."""
+    """The epoch of the weight versions of a start: one that no start in this folder had, and `at_least`.
+
+    Raises:
+        ConfigError: the file that has the last one is damaged.
+    """
     path = folder / EPOCH
-    before = int(path.read_text()) if path.exists() else -1
+    with named_damage(path):
+        before = int(path.read_bytes()) if path.exists() else -1
     epoch = max(before + 1, at_least)
     _replace(path, f"{epoch}\n".encode())
     return epoch
@@ -101,9 +156,14 @@ def mark_incomplete(folder: Path) -> None:
 
 
 def completed_steps(folder: Path) -> int | None:
-    """How many steps a complete run has; None if there is none in the folder."""
+    """How many steps a complete run has; None if there is none in the folder.
+
+    Raises:
+        ConfigError: the file that says so is damaged.
+    """
     path = folder / COMPLETE
-    return int(json.loads(path.read_bytes())["steps"]) if path.exists() else None
+    with named_damage(path):
+        return int(json.loads(path.read_bytes())["steps"]) if path.exists() else None
 
 
 def open_run_log(path: Path) -> LogFileHandler:

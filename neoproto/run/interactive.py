@@ -32,7 +32,7 @@ from neoproto.run.console import PLAIN_WIDTH, RunConsole
 from neoproto.run.folder import close_run_log, open_run_log, run_folder
 from neoproto.run.loggers import open_services
 from neoproto.run.session import Crew, RunSession, prepared_run
-from neoproto.run.starting import Starts, checkpoint_at_path, open_checkpoint
+from neoproto.run.starting import Starts
 from neoproto.run.stepping import Order, StepThread
 from neoproto.run.trainers import no_loss
 from neoproto.runtime import Runtime, WorkerGroup
@@ -116,15 +116,13 @@ class InteractiveTrainer:
         with warnings.catch_warnings():
             # Of transformers' tqdm, which misses a package for progress bars in notebooks; none is shown.
             warnings.filterwarnings("ignore", message="IProgress not found")
-            placement, prepared = prepared_run(config, console)
+            placement, prepared, given = prepared_run(config, console)
         if runtime.placement != placement:
             raise ConfigError(
                 "topology: the runtime was made with another one; Runtime.from_config(config) takes this one"
             )
         for note in prepared.notes:
             console.say(f"note: {note}")
-        found = checkpoint_at_path(config)
-        given = None if found is None else open_checkpoint(found, prepared, console.stage)
         folder = stack.enter_context(run_folder(config))
         stack.callback(close_run_log, open_run_log(folder / "run.log"))
         services = stack.enter_context(open_services(config, folder, console.say))

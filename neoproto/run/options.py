@@ -132,7 +132,7 @@ def rollout_options(
             max_model_len=config.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
             eos_token_ids=eos_token_ids,
-            seed=rollout.seed,
+            seed=rollout.seed & 0xFFFFFFFF,  # NumPy, which vLLM seeds too, takes no more
             threads=rollout.num_threads,
             kv_cache_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * 2**30),
             gpu_memory_utilization=rollout.gpu_memory_utilization,

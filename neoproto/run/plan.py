@@ -6,17 +6,15 @@ the libraries' own share as it was seen. Activations are a rough upper bound of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
 from neoproto.config import RunConfig
-from neoproto.data.model_files import head_dim, read_model_config
-from neoproto.errors import ConfigError
+from neoproto.data.model_files import MODEL_FIELD, count_parameters, head_dim, read_model_config
 from neoproto.run.console import RunConsole
-from neoproto.run.prepare import PreparedRun
+from neoproto.run.prepare import CRITIC_FIELD, PreparedRun
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
 
 DRY_RUN_DONE = "dry run: everything was checked, nothing was started"
@@ -75,7 +73,7 @@ def show_plan(prepared: PreparedRun, placement: Placement, console: RunConsole) 
     rows = memory_rows(prepared, placement)
     console.table(memory_table(rows))
     total = sum(row.total * row.processes for row in rows)
-    store = store_bytes(config, model_sizes(prepared.model_dir))
+    store = store_bytes(config, model_sizes(prepared.model_dir, field=MODEL_FIELD))
     console.say(
         f"together {total / GIB:.1f} GiB in processes, and {store / GIB:.2f} GiB of shared memory for "
         f"{config.weights.num_slots} weight versions"
@@ -88,7 +86,9 @@ def show_plan(prepared: PreparedRun, placement: Placement, console: RunConsole) 
 def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemory]:
     """One row a group, in the order of placement."""
     config, policy = prepared.config, prepared.config.actor_rollout_ref
-    sizes, critic_sizes = model_sizes(prepared.model_dir), model_sizes(prepared.critic_dir)
+    critic_field = MODEL_FIELD if prepared.critic_dir == prepared.model_dir else CRITIC_FIELD
+    sizes = model_sizes(prepared.model_dir, field=MODEL_FIELD)
+    critic_sizes = model_sizes(prepared.critic_dir, field=critic_field)
     tokens = config.data.max_prompt_length + config.data.max_response_length
     rows = []
     for model in placement.models:
@@ -204,40 +204,26 @@ def _log_probs_of(config: RunConfig) -> str:
     return f"log-probs of {' and of '.join(whose)}; " if whose else ""
 
 
-def model_sizes(folder: Path) -> ModelSizes:
+def model_sizes(folder: Path, *, field: str) -> ModelSizes:
     """Read a model folder's `config.json` and the headers of its weight files.
 
+    Args:
+        field: the configuration key the folder comes from, for messages.
+
     Raises:
-        ConfigError: there is no such configuration, or a weight file is damaged.
+        ConfigError: there is no such configuration, a size in it is none, or a weight file is damaged.
     """
-    config = read_model_config(folder, field="actor_rollout_ref.model.path")
+    config = read_model_config(folder, field=field)
     heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 0
-    layers = int(config.get("num_hidden_layers") or 0)
-    hidden = int(config.get("hidden_size") or 0)
+    layers, hidden = config.get("num_hidden_layers") or 0, config.get("hidden_size") or 0
+    intermediate = config.get("intermediate_size") or 4 * hidden
+    vocabulary = config.get("vocab_size") or 0
+    kv_numbers = 2 * layers * heads * (head_dim(config) or 0)
     return ModelSizes(
-        parameters=count_parameters(folder),
+        parameters=count_parameters(folder, field=field),
         hidden=hidden,
-        intermediate=int(config.get("intermediate_size") or config.get("n_inner") or 4 * hidden),
+        intermediate=intermediate,
         layers=layers,
-        vocabulary=int(config.get("vocab_size") or 0),
-        kv_numbers=2 * layers * int(heads) * (head_dim(config) or 0),
+        vocabulary=vocabulary,
+        kv_numbers=kv_numbers,
     )
-
-
-def count_parameters(folder: Path) -> int:
-    """Numbers in a folder's safetensors files; of other weight files, their bytes at four a number."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin")) // 4
-    return sum(math.prod(shape) for file in files for shape in _shapes(file).values())
-
-
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            names = list(opened.keys())
-            return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-    except SafetensorError as error:
-        raise ConfigError(f"actor_rollout_ref.model.path: {file} is damaged: {error}") from error

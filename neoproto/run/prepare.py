@@ -14,7 +14,7 @@ from typing import Any
 from actors.rewards import check_rows
 from actors.rollout_options import check_servable
 from neoproto.config import RunConfig
-from neoproto.data.model_files import MODEL_FIELD, read_json_object, vocabulary_size
+from neoproto.data.model_files import MODEL_FIELD, count_parameters, read_json_object, vocabulary_size
 from neoproto.data.prompts import (
     PLAIN_TEMPLATE,
     EncodedPrompts,
@@ -30,6 +30,7 @@ from neoproto.data.wording import shown
 from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
 
+CRITIC_FIELD = "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
 
 
@@ -87,13 +88,13 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         model_dir,
         max_model_len=config.max_model_len,
         device=device,
-        field="actor_rollout_ref.model.path",
+        field=MODEL_FIELD,
         engine=config.actor_rollout_ref.rollout.name,
     )
-    critic = config.critic.model.path
-    critic_dir = model_dir if critic is None else critic_folder(critic, model_dir)
+    count_parameters(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
+        critic_dir = critic_folder(config, model_dir, tokenizer, device)
         train = encode(config, rows.train, tokenizer)
         validation = encode(config, rows.val, tokenizer) if rows.val else None
     loader = PromptLoader(train, config.data.train_batch_size, config.data.shuffle, config.data.seed)
@@ -196,19 +197,31 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
         return ensure_tiny_model(options, layout)
 
 
-def critic_folder(path: str, model_dir: Path) -> Path:
-    """The folder the critic starts from; the critic reads whatever the policy may write.
+def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, device: str) -> Path:
+    """The folder the critic starts from: the policy's, or one that can read whatever the policy may write.
 
     Raises:
-        ConfigError: it is no model folder, or knows fewer tokens than the policy.
+        ConfigError: it is no model folder, has too few positions, or another vocabulary.
     """
-    field = "critic.model.path"
-    folder = check_model_folder(path, field=field)
-    known, wanted = vocabulary_size(folder, field=field), vocabulary_size(model_dir)
+    if config.critic.model.path is None:
+        return model_dir
+    folder = check_model_folder(config.critic.model.path, field=CRITIC_FIELD)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    # It runs in torch, which has none of vLLM's limits but the positions.
+    check_servable(folder, max_model_len=longest, device=device, field=CRITIC_FIELD, engine="hf")
+    ours = policy_tokenizer.get_vocab()
+    theirs = load_tokenizer(folder, field=CRITIC_FIELD).get_vocab()
+    other = next((token for token, number in ours.items() if theirs.get(token) != number), None)
+    if other is not None:
+        raise ConfigError(
+            f"{CRITIC_FIELD}: {folder} has another vocabulary than the policy, whose tokens it is to read: "
+            f"{other!r} is {theirs.get(other)} there, {ours[other]} in {model_dir}"
+        )
+    known, wanted = vocabulary_size(folder, field=CRITIC_FIELD), vocabulary_size(model_dir)
     if known is not None and wanted is not None and known < wanted:
         raise ConfigError(
-            f"{field}: the model in {folder} knows {known} tokens (vocab_size in config.json), the policy "
-            f"in {model_dir} knows {wanted}"
+            f"{CRITIC_FIELD}: the model in {folder} knows {known} tokens (vocab_size in config.json), the "
+            f"policy in {model_dir} knows {wanted}"
         )
     return folder
 

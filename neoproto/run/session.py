@@ -23,7 +23,14 @@ from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import MODEL, mark_complete, mark_incomplete, open_run_log, run_folder
+from neoproto.run.folder import (
+    MODEL,
+    check_folder,
+    mark_complete,
+    mark_incomplete,
+    open_run_log,
+    run_folder,
+)
 from neoproto.run.loggers import open_services
 from neoproto.run.plan import show_plan
 from neoproto.run.prepare import PreparedRun, prepare
@@ -31,10 +38,11 @@ from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
 from neoproto.run.restarts import Restarts
 from neoproto.run.rollout import start_replica, supervised
-from neoproto.run.starting import Starts, checkpoint_at_path, open_checkpoint
+from neoproto.run.starting import Opened, Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import Loop, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
+from neoproto.runtime.backend import check_backend
 from neoproto.runtime.losses import Loss
 from neoproto.runtime.placement import Placement
 from neoproto.trainer.history import METRICS, PROMPTS, SAMPLES, PromptLog
@@ -67,9 +75,7 @@ def run(
         NeoProtoError, or a worker's own exception: the run failed; everything has been closed.
     """
     console = console or RunConsole(quiet="console" not in config.trainer.logger)
-    placement, prepared = prepared_run(config, console)
-    found = checkpoint_at_path(config)  # before there is a folder: what is wrong with it leaves none
-    given = None if found is None else open_checkpoint(found, prepared, console.stage)
+    placement, prepared, given = prepared_run(config, console)
     with run_folder(config) as folder:
         open_run_log(folder / "run.log")
         console.say(f"run folder: {folder}")
@@ -93,17 +99,25 @@ def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
         ConfigError: an input is wrong.
     """
     console = console or RunConsole()
-    placement, prepared = prepared_run(config, console)
+    placement, prepared, given = prepared_run(config, console)
     recipes(prepared, placement)
+    if (folder := check_folder(config)) is not None:
+        starts = Starts(prepared, folder, given, console.stage)
+        if starts.complete() is None:
+            starts.open()
     show_plan(prepared, placement, console)
 
 
-def prepared_run(config: RunConfig, console: RunConsole) -> tuple[Placement, PreparedRun]:
-    """Everything that is checked before a run folder is made."""
+def prepared_run(config: RunConfig, console: RunConsole) -> tuple[Placement, PreparedRun, Opened | None]:
+    """Everything that is checked before a run folder is made; with the checkpoint of elsewhere, if named."""
+    check_backend(config.runtime.backend)
+    check_folder(config)
+    found = checkpoint_at_path(config)
     check_installed(config.trainer.logger)
     placement = place(config)
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
-    return placement, prepare(config, device, console.stage)
+    prepared = prepare(config, device, console.stage)
+    return placement, prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 
 
 def place(config: RunConfig) -> Placement:

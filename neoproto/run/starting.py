@@ -15,7 +15,7 @@ from typing import Any
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
-from neoproto.run.folder import completed_steps, holds_run, next_epoch
+from neoproto.run.folder import completed_steps, holds_run, next_epoch, write_config
 from neoproto.run.prepare import PreparedRun, Stage
 from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, locate, problems
 from neoproto.trainer.history import cut_history
@@ -74,18 +74,31 @@ class Starts:
     def next(self) -> StartPoint:
         """Verify the newest checkpoint and set the data to its position; a start of the run begins here.
 
+        The folder has the run's configuration from then on: what is refused leaves the one before.
+
         Raises:
-            ConfigError: it is damaged, or of other data, another algorithm, more steps.
+            ConfigError: see `open`.
         """
         self.checkpoints.sweep()
-        own = self.checkpoints.newest()
-        opened = self._given if own is None else open_checkpoint(own, self._prepared, self._stage)
+        opened = self.open()
+        write_config(self._folder, self._prepared.config)
         if opened is None:
             self._prepared.loader.load_state_dict(dict(self._beginning))
             return StartPoint(epoch=next_epoch(self._folder))
-        self._prepared.loader.load_state_dict(dict(opened.state.loader))
         epoch = next_epoch(self._folder, opened.state.version.epoch + 1)
         return StartPoint(epoch=epoch, checkpoint=opened.checkpoint, state=opened.state)
+
+    def open(self) -> Opened | None:
+        """What the next start goes on from, verified, the data set to its position; no file is changed.
+
+        Raises:
+            ConfigError: it is damaged, or of other data, another algorithm, more steps.
+        """
+        own = self.checkpoints.newest()
+        opened = self._given if own is None else open_checkpoint(own, self._prepared, self._stage)
+        if opened is not None:
+            self._prepared.loader.load_state_dict(dict(opened.state.loader))
+        return opened
 
     def cut(self, start: StartPoint) -> None:
         """Set aside what was written down after the point that the run goes on from."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from neoproto.errors import ConfigError
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader, Failure
 
@@ -199,14 +200,19 @@ def compile_placement(topology: Any) -> Placement:
     return placement
 
 
+def check_backend(name: str) -> None:
+    """Raises ConfigError: no such backend."""
+    if name not in BACKENDS:
+        raise ConfigError(f"runtime.backend: no backend {name!r}; there is {', '.join(sorted(BACKENDS))}")
+
+
 def load_backend(name: str) -> RuntimeBackend:
     """Import and make the backend called `name`.
 
     Raises:
-        ValueError: no such backend.
+        ConfigError: no such backend.
     """
-    if name not in BACKENDS:
-        raise ValueError(f"runtime.backend: no backend {name!r}; there is {', '.join(sorted(BACKENDS))}")
+    check_backend(name)
     backend: RuntimeBackend = _imported(BACKENDS[name])()
     return backend
 

@@ -38,7 +38,7 @@ class RuntimeSettings:
         """Read `runtime` and `topology` of a mapping or an object with such attributes.
 
         Raises:
-            ConfigError: `runtime.env_vars` is not a mapping of text to text.
+            ConfigError: `runtime.env_vars` is not a mapping of text to text, `runtime.run_dir` is empty.
         """
         backend = str(lookup(config, "runtime.backend", "monarch"))
         env_vars = lookup(config, "runtime.env_vars", {}) or {}
@@ -46,6 +46,8 @@ class RuntimeSettings:
             raise ConfigError(f"runtime.env_vars: must map names to values, got {env_vars!r}")
         run_id = uuid.uuid4().hex[:12]
         run_dir = lookup(config, "runtime.run_dir", None)
+        if run_dir == "":  # no name for the working folder, though a Path takes it for one
+            raise ConfigError("runtime.run_dir: wanted a folder or null, got ''")
         if run_dir is None:
             stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
             run_dir = Path("outputs") / "runtime" / f"{stamp}-{run_id}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
-from neoproto.errors import ConfigError
+from neoproto.errors import ConfigError, first_line
 from neoproto.trainer.checkpoint import Checkpoint
 from neoproto.weights.version import WeightVersion
 
@@ -75,28 +76,53 @@ class TrainerState:
         return (json.dumps(plain, indent=1) + "\n").encode()
 
 
+@contextmanager
+def named_damage(path: Path) -> Iterator[None]:
+    """Have whatever is found wrong while one of a run's own small files is read name the file.
+
+    Raises:
+        ConfigError: it cannot be read, or does not hold what it was written with.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {first_line(error)}") from error
+
+
 def read_state(checkpoint: Checkpoint) -> TrainerState:
     """The controller's state in a checkpoint whose files were verified.
 
     Raises:
-        ConfigError: it was written by another version of this program.
+        ConfigError: it was written by another version of this program, or not by this program.
     """
     path = checkpoint.path / STATE
-    plain = json.loads(path.read_bytes())
-    if plain.get("format") != _FORMAT:
-        raise ConfigError(f"{path}: got format {plain.get('format')}, this version reads {_FORMAT}")
-    rollout = plain["rollout"]
-    return TrainerState(
-        step=plain["step"],
-        version=_version(plain["version"]),
-        loader=plain["loader"],
-        kl=plain["kl"],
-        recorder=plain["recorder"],
-        positions=plain["positions"],
-        ranks=plain["ranks"],
-        fixed=plain["fixed"],
-        rollout=rollout and RolloutProgress(batches=rollout["batches"], wanted=_version(rollout["wanted"])),
-    )
+    with named_damage(path):
+        plain = json.loads(path.read_bytes())
+        if plain.get("format") != _FORMAT:
+            raise ConfigError(f"{path}: got format {plain.get('format')}, this version reads {_FORMAT}")
+        rollout = plain["rollout"]
+        return TrainerState(
+            step=int(plain["step"]),
+            version=_version(plain["version"]),
+            loader=dict(plain["loader"]),
+            kl=dict(plain["kl"]),
+            recorder=dict(plain["recorder"]),
+            positions=dict(plain["positions"]),
+            ranks=dict(plain["ranks"]),
+            fixed=dict(plain["fixed"]),
+            rollout=rollout
+            and RolloutProgress(batches=int(rollout["batches"]), wanted=_version(rollout["wanted"])),
+        )
 
 
 def fixed_options(config: RunConfig) -> dict[str, Any]:

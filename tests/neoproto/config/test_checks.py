@@ -67,6 +67,10 @@ ASYNC = {"trainer.mode": "decoupled_async"}
             {f"{R}.max_model_len": 71},
             [f"{R}.max_model_len: got 71, wanted at least 72 = data.max_prompt_length=64"],
         ),
+        (
+            ASYNC | {"trainer.n_gpus_per_node": 1000, f"{R}.n_gpus_per_node": 25},
+            [f"{R}.n_gpus_per_node: got 25, with trainer.n_gpus_per_node=1000 that is 1025 devices a node"],
+        ),
         ({f"{R}.val_kwargs": {"n": 2, "do_sample": False}}, [f"{R}.val_kwargs.n: got 2 greedy answers"]),
         ({"actor_rollout_ref.model.path": ""}, ["actor_rollout_ref.model.path: wanted a folder"]),
         ({"critic.model.path": ""}, ["critic.model.path: wanted a folder"]),

@@ -101,7 +101,45 @@ def test_every_option_says_what_it_is() -> None:
             "rollout_is: wanted 'token' or 'sequence', got 'geometric' (str)",
         ),
         ("trainer.logger", ["console", "swanlab"], "trainer.logger[1]: wanted 'console', 'jsonl', 'tensorb"),
-        ("trainer.logger", 3, "trainer.logger: wanted a list, got 3 (int)"),
+        ("trainer.logger", 3, "trainer.logger: wanted a string or a list of strings, got 3 (int)"),
+        ("data.train_files", 5, "data.train_files: wanted a string or a list of strings, got 5 (int)"),
+        ("data.train_files", "", "data.train_files[0]: wanted at least 1 character, got '' (str)"),
+        ("runtime.run_dir", "", "runtime.run_dir: wanted at least 1 character, got '' (str)"),
+        ("runtime.backend", "", "runtime.backend: wanted at least 1 character, got '' (str)"),
+        ("trainer.experiment_name", "/abs", "experiment_name: wanted the name of a folder, without a sl"),
+        ("trainer.project_name", "..", "project_name: wanted the name of a folder, without a slash, got"),
+        ("trainer.project_name", "a\0b", "project_name: wanted text without NUL characters, got 'a\\x00b'"),
+        ("runtime.run_dir", "a\0b", "runtime.run_dir: wanted text without NUL characters, got 'a\\x00b'"),
+        ("critic.model.path", "a\0b", "critic.model.path: wanted text without NUL characters, got 'a\\x"),
+        ("runtime.env_vars", {"A": "\0"}, "env_vars.A: wanted text without NUL characters, got '\\x00'"),
+        ("trainer.seed", 2**63, "trainer.seed: wanted at most 9223372036854775807, got 92233720"),
+        ("data.seed", -1, "data.seed: wanted a value greater than or equal to 0, got -1 (int)"),
+        ("data.task.seed", 10**23, "data.task.seed: wanted at most 9223372036854775807"),
+        ("actor_rollout_ref.rollout.seed", 10**23, "rollout.seed: wanted at most 9223372036854775807"),
+        ("actor_rollout_ref.model.tiny.seed", 10**23, "tiny.seed: wanted at most 9223372036854775807"),
+        (
+            "actor_rollout_ref.rollout.temperature",
+            1e-9,
+            "temperature: wanted a value greater than or",
+        ),
+        (
+            "actor_rollout_ref.rollout.kv_cache_gib",
+            1e-12,
+            "gib: wanted a value greater than or equal",
+        ),
+        ("actor_rollout_ref.rollout.kv_cache_gib", 1e308, "gib: wanted a value less than or equal to 65536"),
+        ("actor_rollout_ref.rollout.env", {"A=B": "x"}, "rollout.env['A=B']: wanted a name that matches"),
+        ("actor_rollout_ref.rollout.env", {"": "x"}, "rollout.env['']: wanted a name that matches"),
+        ("trainer.timeouts.start", 1e300, "timeouts.start: wanted at most 1000000000,"),
+        ("weights.drain_timeout", 1e300, "drain_timeout: wanted at most 1000000000,"),
+        ("trainer.total_training_steps", 10**400, "steps: wanted at most 2147483647, got 10000000"),
+        ("trainer.nnodes", 70_000, "trainer.nnodes: wanted a value less than or equal to 65536, got 70000"),
+        ("trainer.n_gpus_per_node", 2_000, "node: wanted a value less than or equal to 1024, got 2000 (int)"),
+        (
+            "actor_rollout_ref.rollout.n_gpus_per_node",
+            2_000,
+            "node: wanted a value less than or equal to 1024",
+        ),
         ("runtime.monarch.job_mode", "local", "job_mode: wanted 'process' or 'current', got 'local' (str)"),
         ("trainer.val_before_train", 1, "trainer.val_before_train: wanted true or false, got 1 (int)"),
         ("trainer.experiment_name", 7, "trainer.experiment_name: wanted a string, got 7 (int)"),
@@ -116,6 +154,10 @@ def test_every_option_says_what_it_is() -> None:
 )
 def test_a_wrong_value_is_named_with_what_was_wanted(path: str, value: Any, said: str) -> None:
     assert said in problem(path, value)
+
+
+def test_an_integer_that_python_cannot_write_is_wrong_too() -> None:
+    assert problem("trainer.seed", 16**5000).endswith("got an integer of thousands of digits (int)")
 
 
 def test_an_integer_stands_for_a_number() -> None:

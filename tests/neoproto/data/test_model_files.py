@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
-from neoproto.data.model_files import check_model_folder, read_json_object, read_model_config
+from neoproto.data.model_files import (
+    check_model_folder,
+    count_parameters,
+    read_json_object,
+    read_model_config,
+)
 from neoproto.errors import ConfigError
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -50,6 +57,8 @@ def test_what_a_folder_lacks_is_listed(tmp_path: Path) -> None:
 def test_not_every_file_of_a_kind_holds_weights(tmp_path: Path, name: str, there: bool) -> None:
     folder = folder_of(tmp_path)
     (folder / "model.safetensors").rename(folder / name)
+    if name.endswith(".bin"):
+        torch.save({"a": torch.zeros(4)}, folder / name)
     if there:
         assert check_model_folder(folder) == folder
     else:
@@ -68,6 +77,7 @@ def test_not_every_file_of_a_kind_holds_weights(tmp_path: Path, name: str, there
             {str(number): f"m-{number}.safetensors" for number in range(5)},
             "names files that are not there: m-0.safetensors, m-1.safetensors, m-2.safetensors and 2 more",
         ),
+        ({"a": [3]}, "weight_map: an object of tensor and file names is needed, got {'a': [3]}"),
         ({"a": 3}, "weight_map: an object of tensor and file names is needed, got {'a': 3}"),
         (None, "weight_map: an object of tensor and file names is needed, got None"),
     ],
@@ -135,3 +145,64 @@ def test_the_text_part_has_the_sizes_and_the_whole_has_the_head(tmp_path: Path) 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^x: .*none\.json cannot be read: .*No such file"):
         read_json_object(tmp_path / "none.json", field="x")
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+
+
+def whole(path: Path) -> Path:
+    save_file({"a": np.zeros((30, 64)), "b": np.zeros(7)}, path)
+    return path
+
+
+def test_parameters_are_counted_from_headers_over_all_files(tmp_path: Path) -> None:
+    whole(tmp_path / "model-1.safetensors")
+    save_file({"c": np.zeros(()), "d": np.zeros((2, 3))}, tmp_path / "model-2.safetensors")
+    weights = {"a": "model-1.safetensors", "c": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    assert count_parameters(tmp_path, field="f") == 30 * 64 + 7 + 1 + 6
+
+
+def test_files_of_pytorch_are_counted_by_their_bytes(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "pytorch_model.bin")
+    assert 1000 <= count_parameters(tmp_path, field="f") < 1500
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(whole(path).read_bytes()[:-1])
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "said"),
+    [
+        ("model.safetensors", cut, "{path} is damaged: "),
+        ("model.safetensors", lambda path: path.write_bytes(b""), "{path} is damaged: "),
+        ("model.safetensors", lambda path: path.write_bytes(POINTER), "{path} is damaged: "),
+        ("model.safetensors", lambda path: path.mkdir(), "{path} is damaged: "),
+        ("model.safetensors", dangling, "{path} is damaged: No such file"),
+        (
+            "model.safetensors",
+            lambda path: save_file({}, path),
+            "there are no weights in the weight fi",
+        ),
+        (
+            "pytorch_model.bin",
+            lambda path: path.write_bytes(POINTER),
+            "{path} is damaged: it is no file of",
+        ),
+        ("pytorch_model.bin", lambda path: path.mkdir(), "{path} is damaged: Is a directory"),
+        ("pytorch_model.bin", dangling, "{path} is damaged: No such file"),
+    ],
+)
+def test_weights_that_are_not_whole_are_named(
+    tmp_path: Path, name: str, make: Callable[[Path], Any], said: str
+) -> None:
+    path = tmp_path / name
+    make(path)
+    with pytest.raises(ConfigError) as caught:
+        count_parameters(tmp_path, field="critic.model.path")
+    assert str(caught.value).startswith(f"critic.model.path: {said.format(path=path)}")

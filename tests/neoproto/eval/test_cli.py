@@ -60,7 +60,7 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("n=0", "actor_rollout_ref.rollout.val_kwargs.n"),
         ("k=3", "k: "),
         ("data.max_response_length=100", "positions"),
-        ("data.val_files=5", "error: data.val_files: wanted a list, got 5 (int)"),
+        ("data.val_files=5", "error: data.val_files: wanted a string or a list of strings, got 5 (int)"),
         ("data.val_files=[]", "error: data.val_files: "),
         ("data.val_files=[1,a]", "error: data.val_files[0]: wanted a string, got 1 (int)"),
         ("+data.val_files=missing.jsonl", "data.val_files"),

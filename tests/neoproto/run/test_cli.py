@@ -48,6 +48,12 @@ def no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_log: None)
     monkeypatch.chdir(tmp_path / "here")
 
 
+@pytest.fixture(params=["run", "dry run"])
+def dry(request: pytest.FixtureRequest) -> list[str]:
+    """What has to be refused by both."""
+    return ["dry_run=true"] if request.param == "dry run" else []
+
+
 def ended(capsys: Capture, *argv: str) -> tuple[int, str, str]:
     code = main(argv)
     captured = capsys.readouterr()
@@ -150,6 +156,10 @@ def without(path: Path, *names: str) -> Path:
         (lambda path: model_folder(path, num_attention_heads=1, hidden_size=48), "heads of size 48"),
         (lambda path: model_folder(path, max_position_embeddings=19), "has 19 positions"),
         (lambda path: model_folder(path, architectures=["LlamaModel"]), "has no language-model head"),
+        (
+            lambda path: (model_folder(path) / "model.safetensors").write_bytes(b"version https://git-lfs"),
+            "{path}/model.safetensors is damaged",
+        ),
         (lambda path: (model_folder(path) / "config.json").write_text("{"), "config.json cannot be read"),
         (
             lambda path: (model_folder(path) / "tokenizer.json").write_text("{"),
@@ -172,6 +182,10 @@ def test_a_wrong_folder_for_the_critic(
 ) -> None:
     text = refused(capsys, *overrides(model, train_file, f"critic.model.path={tmp_path}/none"))
     assert text == f"critic.model.path: no such folder: {tmp_path}/none"
+    damaged = model_folder(tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")
+    text = refused(capsys, *overrides(model, train_file, f"critic.model.path={damaged}"))
+    assert text.startswith(f"critic.model.path: {damaged}/model.safetensors is damaged")
 
 
 def test_a_model_without_a_chat_template(capsys: Capture, tmp_path: Path, train_file: Path) -> None:
@@ -463,6 +477,35 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning(
     assert "note: this folder's run has no checkpoint: starting from the beginning, its metrics are" in out
 
 
+def test_the_backend_and_the_folder_are_checked_before_there_is_one(
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path, dry: list[str]
+) -> None:
+    typed = [*overrides(model, train_file), *dry]
+    assert (
+        refused(capsys, *typed, "runtime.backend=ray")
+        == "runtime.backend: no backend 'ray'; there is monarch"
+    )
+    text = refused(capsys, *typed, f"runtime.run_dir={train_file}")
+    assert text == f"runtime.run_dir: cannot write to {train_file}: Not a directory"
+
+
+def test_what_a_folders_run_cannot_go_on_with_is_said(
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path, dry: list[str]
+) -> None:
+    old = tmp_path / "old"
+    step = old / "checkpoints" / "global_step_1"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text("{}")
+    (old / "config.yaml").write_text("as: it was\n")
+    code, _, errors = ended(capsys, *overrides(model, train_file), f"runtime.run_dir={old}", *dry)
+    assert code == 2
+    assert f"{step}/manifest.json: cannot be read" in errors
+    (old / "complete.json").write_text("[]")
+    text = refused(capsys, *overrides(model, train_file), f"runtime.run_dir={old}", *dry)
+    assert text.startswith(f"{old}/complete.json is damaged: TypeError")
+    assert (old / "config.yaml").read_text() == "as: it was\n"
+
+
 def test_a_complete_run_says_so_and_starts_nothing(
     capsys: Capture, tmp_path: Path, model: Path, train_file: Path
 ) -> None:
@@ -482,9 +525,9 @@ def test_a_complete_run_says_so_and_starts_nothing(
     ("name", "said"), [("nowhere", "no such folder:"), ("here", "no checkpoint (global_ste")]
 )
 def test_a_path_without_a_checkpoint_leaves_no_run_folder(
-    capsys: Capture, tmp_path: Path, model: Path, train_file: Path, name: str, said: str
+    capsys: Capture, tmp_path: Path, model: Path, train_file: Path, name: str, said: str, dry: list[str]
 ) -> None:
-    typed = ["trainer.resume_mode=path", f"trainer.resume_from_path={tmp_path}/{name}"]
+    typed = [*dry, "trainer.resume_mode=path", f"trainer.resume_from_path={tmp_path}/{name}"]
     text = refused(capsys, *overrides(model, train_file, *typed))
     assert text.startswith(f"trainer.resume_from_path: {said}")
     assert text.endswith(f" {tmp_path}/{name}")

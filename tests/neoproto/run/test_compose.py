@@ -140,6 +140,18 @@ def test_a_relative_config_dir_is_taken_from_the_working_folder(folder: Path) ->
         (["data.train_files=/a b=c"], "data.train_files=/a b=c: cannot be read as key=value ("),
         (["topology.models[0].name=x"], "topology.models[0].name=x: cannot be read as key=value ("),
         (["data.train_files=a,b"], "data.train_files: one value is needed, got several (a,b)"),
+        (
+            ["trainer.seed=1e-6,"],
+            "trainer.seed=1e-6,: cannot be read as key=value (mismatched input at its end);",
+        ),
+        (
+            ["trainer.seed=" + "9" * 5000],
+            f"trainer.seed={'9' * 107}...: cannot be read as key=value (Exceeds",
+        ),
+        (["a=" + "[" * 900], f"a={'[' * 118}...: cannot be read as key=value ("),
+        (["trainer.seed=1\nb=2"], "trainer.seed=1\\nb=2: cannot be read as key=value ("),
+        (["~data=3"], "data: the name of one of its files is needed, got 3"),
+        (["model=x"], "model: got x; a model's folder is actor_rollout_ref.model.path=x"),
         (["hydra.run.dir=x"], "hydra.run.dir: Hydra's own options are not used"),
         (["hydra/launcher=basic"], "hydra/launcher: Hydra's own options are not used"),
         (
@@ -172,12 +184,13 @@ def test_several_wrong_keys_are_named_at_once() -> None:
             "--config-name nope: no such config among the shipped ones: ppo_monarch, grpo_monarch",
         ),
         ("nope", True, "--config-name nope: no such config in "),
-        ("broken", True, "--config-name broken: "),
+        ("/etc/passwd", True, "--config-name: wanted a configuration's name, got '/etc/passwd'; a folder of"),
+        ("a\0b", False, "--config-name: wanted a configuration's name, got 'a\\x00b'; a folder of"),
+        ("n" * 300, False, f"--config-name {'n' * 120}...: the name is too long"),
         ("strange", True, "--config-name strange: In 'strange': Could not find 'data/nothing'"),
     ],
 )
 def test_a_wrong_name_is_one_sentence(folder: Path, name: str, own: bool, said: str) -> None:
-    (folder / "broken.yaml").write_text("a: [1\nb: 2\n")
     (folder / "strange.yaml").write_text("defaults:\n  - data: nothing\n")
     with pytest.raises(ConfigError) as caught:
         compose(name, [], folder if own else None)
@@ -185,9 +198,65 @@ def test_a_wrong_name_is_one_sentence(folder: Path, name: str, own: bool, said: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_config_dir_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^--config-dir: no such folder: {tmp_path}/nothing$"):
-        compose("ppo_monarch", [], tmp_path / "nothing")
+@pytest.mark.parametrize("content", ["defaults: [_self_]\n", "# nothing\n"])
+def test_a_file_of_a_group_may_say_nothing(folder: Path, content: str) -> None:
+    (folder / "data" / "mine.yaml").write_text(content)
+    assert compose("mine", [], folder)["trainer"]["experiment_name"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a: [1\nb: 2\n", "cannot be read as YAML: while parsing a flow sequence"),
+        ("a: No\xebl\n", "cannot be read as YAML: 'utf-8' codec can't decode byte 0xeb in position 5"),
+        (
+            "a: " + "9" * 5000,
+            "cannot be read as YAML: Exceeds the limit (4300 digits) for integer string conv",
+        ),
+        ("a: '${'\n", "cannot be read as YAML: no viable alternative at input '${'; full_key: a"),
+        ("a: {null: 3}\n", "cannot be read as YAML: Incompatible key type 'NoneType'; full_key: a"),
+        ("a: !!set {b, c}\n", "cannot be read as YAML: Value 'set' is not a supported primitive type"),
+        ("a: &a [*a]\n", "a value holds itself, or is nested too deeply"),
+        ("5\n", "wanted a mapping, got a single value"),
+        ("- 5\n", "wanted a mapping, got a list"),
+        ("defaults: 3\n", "defaults: wanted a list, got 3"),
+        ("defaults: [_self_, null]\n", "defaults[1]: wanted a name, or one group: name, got None"),
+        ("defaults: [[a, b]]\n", "defaults[0]: wanted a name, or one group: name, got ['a', 'b']"),
+        ("defaults: [a: {b: c}]\n", "defaults[0]: wanted a name, or one group: name, got {'a': {'b': 'c'}}"),
+    ],
+)
+def test_an_own_file_that_is_no_configuration_is_named(folder: Path, content: str, said: str) -> None:
+    """Whether it is the one to run, or one that it refers to."""
+    for path, name in ((folder / "broken.yaml", "broken"), (folder / "data" / "mine.yaml", "mine")):
+        path.write_bytes(content.encode("latin-1"))
+        with pytest.raises(ConfigError) as caught:
+            compose(name, [], folder)
+        assert str(caught.value).startswith(f"{path}: {said}")
+        assert "\n" not in str(caught.value)
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("# nothing yet\n", "{path}: is empty; begin it with defaults: [ppo_monarch, _self_]"),
+        ("defaults: [broken]\n", "{path}: defaults[0]: got 'broken', which is this file itself"),
+        ("defaults: [around]\n", "--config-name broken: its defaults lead back to themselves"),
+    ],
+)
+def test_an_own_file_that_is_to_be_run_says_something(folder: Path, content: str, said: str) -> None:
+    path = folder / "broken.yaml"
+    path.write_text(content)
+    (folder / "around.yaml").write_text("defaults: [broken]\n")
+    with pytest.raises(ConfigError) as caught:
+        compose("broken", [], folder)
+    assert str(caught.value) == said.format(path=path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "n" * 300])
+def test_a_config_dir_that_is_none_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--config-dir: no such folder: {tmp_path}"):
+        compose("ppo_monarch", [], tmp_path / name)
 
 
 def test_composing_leaves_hydra_as_it_was() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from neoproto.config import RunConfig, load_config
 from neoproto.errors import ConfigError
 from neoproto.run.compose import compose, compose_run
 from neoproto.run.folder import (
+    check_folder,
     completed_steps,
     holds_run,
     mark_complete,
@@ -22,10 +24,11 @@ from neoproto.run.folder import (
     open_run_log,
     run_folder,
     unused,
+    write_config,
 )
 
 
-def config(run_dir: str | None = None, **trainer: str) -> RunConfig:
+def config(run_dir: str | None = None, **trainer: Any) -> RunConfig:
     names = {"project_name": "p", "experiment_name": "e"}
     return load_config({"runtime": {"run_dir": run_dir}, "trainer": names | trainer})
 
@@ -101,12 +104,39 @@ def test_two_runs_cannot_use_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["runtime.run_dir", "trainer.default_local_dir"])
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("below", "said"),
+    [
+        ("file", "cannot write to {wrong}.*: (Not a directory|File exists)$"),
+        ("file/below", "cannot write to {wrong}.*: Not a directory$"),
+        ("link", "cannot write to {wrong}.*: (No such file or directory|File exists)$"),
+        ("n" * 300, "{wrong}: File name too long$"),
+        ("/proc/below", "cannot write to /proc/below.*: No such file or directory$"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, name: str, below: str, said: str) -> None:
+    """By the check before, which leaves nothing, as well."""
     (tmp_path / "file").touch()
-    wrong = tmp_path / "file" / "below"
+    (tmp_path / "link").symlink_to("nowhere/at/all")
+    wrong = str(tmp_path / below)
     section, key = name.split(".")
-    with pytest.raises(ConfigError, match=f"^{name}: cannot write to {wrong}.*: Not a directory$"):
-        made(load_config({section: {key: str(wrong)}}))
+    asked = load_config({section: {key: wrong}})
+    for refuse in (check_folder, made):
+        with pytest.raises(ConfigError, match=f"^{name}: {said.format(wrong=wrong)}"):
+            refuse(asked)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+
+
+def test_the_check_before_tells_whether_there_is_a_folder(tmp_path: Path) -> None:
+    unnamed = load_config({"trainer": {"default_local_dir": str(tmp_path)}})
+    assert check_folder(unnamed) is None
+    assert check_folder(config(str(tmp_path / "a" / "b"))) is None
+    assert list(tmp_path.iterdir()) == []
+    assert check_folder(config(str(tmp_path))) == tmp_path
+    (tmp_path / "metrics.jsonl").touch()
+    assert check_folder(config(str(tmp_path))) == tmp_path
+    with pytest.raises(ConfigError, match=f"^runtime.run_dir: {tmp_path} already holds a run"):
+        check_folder(config(str(tmp_path), resume_mode="disable"))
 
 
 def test_the_configuration_in_the_folder_is_one_that_runs(tmp_path: Path) -> None:
@@ -118,18 +148,47 @@ def test_the_configuration_in_the_folder_is_one_that_runs(tmp_path: Path) -> Non
         "+smoke=tiny",
     ]
     mine = compose_run("ppo_monarch", [*typed, "runtime.env_vars.A=b", "topology=split_ppo"])
-    made(mine)
+    write_config(made(mine), mine)
     assert load_config(compose("config", [], tmp_path)) == mine
 
 
-def test_the_configuration_before_is_set_aside_when_it_changes(tmp_path: Path) -> None:
-    made(config(str(tmp_path)))
-    made(config(str(tmp_path)))
-    assert not (tmp_path / "config.superseded.yaml").exists()
-    before = (tmp_path / "config.yaml").read_text()
-    made(config(str(tmp_path), on_failure="restart"))
-    assert (tmp_path / "config.superseded.yaml").read_text() == before
-    assert "on_failure: restart" in (tmp_path / "config.yaml").read_text()
+def test_configurations_before_are_set_aside_and_all_are_kept(tmp_path: Path) -> None:
+    """Of a file that is no text too."""
+    assert list(made(config(str(tmp_path))).glob("config*")) == [], "it is written once the start is known"
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
+    kept = [b"\xff\xfe"]
+    for seed in (1, 1, 2, 3):
+        write_config(tmp_path, config(seed=seed))
+        if (now := (tmp_path / "config.yaml").read_bytes()) != kept[-1]:
+            kept.append(now)
+    names = ("config.superseded.yaml", "config.superseded.1.yaml", "config.superseded.2.yaml", "config.yaml")
+    assert [(tmp_path / name).read_bytes() for name in names] == kept
+    assert b"seed: 3" in kept[-1]
+
+
+def test_a_configuration_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/config.yaml: cannot be written: Is a directory$"):
+        write_config(tmp_path, config())
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("complete.json", b""),
+        ("complete.json", b"[]"),
+        ("complete.json", b"{}"),
+        ("complete.json", b'{"steps": 1e999}'),
+        ("complete.json", b"\xff"),
+        ("weight_epoch", b"x"),
+        ("weight_epoch", b"\xff"),
+        ("weight_epoch", b""),
+    ],
+)
+def test_a_small_file_that_is_damaged_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/{name} is damaged: [A-Z][A-Za-z]+Error: [^\n]+$"):
+        completed_steps(tmp_path) if name == "complete.json" else next_epoch(tmp_path)
 
 
 def test_no_two_starts_have_one_epoch(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from neoproto.errors import ConfigError
 from neoproto.run import plan, session
 from neoproto.run.compose import compose_run
 from neoproto.run.console import RunConsole
@@ -31,20 +30,10 @@ def folder(path: Path, **tensors: torch.Tensor) -> Path:
     return made
 
 
-def test_parameters_are_counted_from_headers_over_all_files(tmp_path: Path) -> None:
-    made = folder(tmp_path / "m")
-    save_file({"c": torch.zeros(()), "d": torch.zeros(2, 3)}, made / "model-2.safetensors")
-    assert plan.count_parameters(made) == 262 * 64 + 7 + 1 + 6
-    sizes = plan.model_sizes(made)
+def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
+    sizes = plan.model_sizes(folder(tmp_path / "m"), field="f")
     assert (sizes.layers, sizes.hidden, sizes.vocabulary, sizes.intermediate) == (2, 64, 262, 128)
-    assert sizes.kv_numbers == 2 * 2 * 1 * 32
-
-
-def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
-    made = model_folder(tmp_path / "m", **SIZES)
-    (made / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"model\.path: .*model\.safetensors is damaged"):
-        plan.model_sizes(made)
+    assert (sizes.kv_numbers, sizes.parameters) == (2 * 2 * 1 * 32, 262 * 64 + 7)
 
 
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:

@@ -75,6 +75,42 @@ def test_the_critic_may_start_from_another_folder(model: Path, train_file: Path,
     assert prepared(model, train_file, f"critic.model.path={other}").critic_dir == other
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"max_position_embeddings": 19},
+            "has 19 positions (max_position_embeddings), prompts and",
+        ),
+        ({"vocab_size": 1000}, None),
+        ({"num_attention_heads": 1, "hidden_size": 48}, None),
+        (
+            None,
+            "has another vocabulary than the policy, whose tokens it is to read: '<pad>' is 1 there",
+        ),
+    ],
+)
+def test_a_critic_has_to_be_able_to_read_the_policys_tokens(
+    model: Path, train_file: Path, tmp_path: Path, changes: dict[str, Any] | None, said: str | None
+) -> None:
+    other = make_model_folder(tmp_path / "critic", **(changes or {}))
+    if changes is None:
+        path = other / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        vocabulary = tokenizer["model"]["vocab"]
+        first, second = list(vocabulary)[:2]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+        for one in tokenizer["added_tokens"]:
+            one["id"] = vocabulary[one["content"]]
+        path.write_text(json.dumps(tokenizer))
+    if said is None:
+        assert prepared(model, train_file, f"critic.model.path={other}").critic_dir == other
+        return
+    with pytest.raises(ConfigError) as error:
+        prepared(model, train_file, f"critic.model.path={other}")
+    assert str(error.value).startswith(f"critic.model.path: {other} {said}")
+
+
 def test_a_critic_that_knows_fewer_tokens_than_the_policy_is_refused(
     train_file: Path, tmp_path: Path
 ) -> None:

@@ -196,6 +196,30 @@ def test_a_complete_run_is_complete_for_as_many_steps(tmp_path: Path) -> None:
     assert starts(prepared(steps=9), tmp_path).complete() is None
 
 
+def test_what_is_refused_leaves_the_configuration_of_the_run(tmp_path: Path) -> None:
+    save(prepared(), tmp_path, 1)
+    starts(prepared(), tmp_path).next()
+    before = (tmp_path / "config.yaml").read_bytes()
+    other = prepared(algorithm={"adv_estimator": "grpo"}, actor_rollout_ref={"rollout": {"n": 4}})
+    for refused in (other, prepared(prompts=13, trainer={"seed": 5})):
+        with pytest.raises(ConfigError):
+            starts(refused, tmp_path).next()
+        assert (tmp_path / "config.yaml").read_bytes() == before
+    starts(prepared(trainer={"seed": 6}), tmp_path).next()
+    assert b"seed: 6" in (tmp_path / "config.yaml").read_bytes()
+    assert (tmp_path / "config.superseded.yaml").read_bytes() == before
+
+
+def test_to_look_where_a_run_would_start_changes_nothing(tmp_path: Path) -> None:
+    run = prepared()
+    two = save(run, tmp_path, 2)
+    before = sorted(tmp_path.rglob("*"))
+    opened = starts(prepared(), tmp_path).open()
+    assert opened is not None
+    assert opened.checkpoint == two
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_format_of_the_future_is_refused(tmp_path: Path) -> None:
     run = prepared()
     one = save(run, tmp_path, 1)

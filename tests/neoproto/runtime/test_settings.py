@@ -50,6 +50,11 @@ def test_environment_must_be_a_mapping() -> None:
         RuntimeSettings.from_config({"runtime": {"env_vars": ["A=1"]}})
 
 
+def test_a_folder_without_a_name_is_not_the_working_folder() -> None:
+    with pytest.raises(ConfigError, match=r"^runtime\.run_dir: wanted a folder or null, got ''$"):
+        RuntimeSettings.from_config({"runtime": {"run_dir": ""}})
+
+
 def test_lookup_ends_early_with_the_default() -> None:
     assert lookup({"a": {"b": None}}, "a.b", 5) == 5
     assert lookup({"a": 1}, "a.b.c", 5) == 5

@@ -1,0 +1,49 @@
+"""The controller's state as it is read from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neoproto.errors import ConfigError
+from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.trainer.resume import STATE, RolloutProgress, TrainerState, read_state
+from neoproto.weights import WeightVersion
+
+WHOLE = TrainerState(
+    step=3,
+    version=WeightVersion(epoch=1, n=3),
+    loader={"epoch": 0},
+    kl={},
+    recorder={"tokens": 5},
+    positions={"metrics.jsonl": 4},
+    ranks={"actor": 1},
+    fixed={"trainer.mode": "sync"},
+    rollout=RolloutProgress(batches=4, wanted=WeightVersion(epoch=1, n=2)),
+)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_bytes(WHOLE.to_json())
+    assert read_state(Checkpoint(step=3, path=tmp_path)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is damaged: JSONDecodeError: "),
+        (b"\xe9", "is damaged: UnicodeDecodeError: "),
+        (b"[]", "is damaged: AttributeError: "),
+        (b'{"format": 1}', "is damaged: KeyError: 'rollout'"),
+        (WHOLE.to_json().replace(b'"step": 3', b'"step": null'), "is damaged: TypeError: "),
+        (WHOLE.to_json().replace(b'"kl": {}', b'"kl": 3'), "is damaged: TypeError: "),
+        (b'{"format": 2}', "got format 2, this version reads 1"),
+    ],
+)
+def test_what_was_not_written_by_a_run_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / STATE
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_state(Checkpoint(step=3, path=tmp_path))
+    assert str(caught.value).replace(": got", " got").startswith(f"{path} {said}")

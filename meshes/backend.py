@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
 from meshes.jobs import MESH_PREFIX, Hosts, Node, Nodes, PrivateHosts
-from meshes.machine import machine_id, short_tmp
+from meshes.machine import machine_id, unmade_folder
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import (
@@ -67,14 +66,13 @@ class MonarchBackend:
         """Start the guardian, then the client, then the hosts."""
         self._options = options
         self._guardian = Guardian(options.run_id)
-        self._tmp_dir = tempfile.mkdtemp(prefix=f"np-{options.run_id}-", dir=short_tmp())
+        self._tmp_dir = unmade_folder(f"np-{options.run_id}-")
         self._guardian.guard_dir(self._tmp_dir)
+        os.mkdir(self._tmp_dir, mode=0o700)
         log = options.run_dir / "logs" / "controller.log"
         self._logs = sdk.LogFile(log)
         self._hosts = self._make_hosts(options)
         sdk.start_client(log, self._hosts.prepare_client)
-        if (client_dir := sdk.client_dir()) is not None:
-            self._guardian.guard_client_dir(str(client_dir))
         self._report_death = on_death
         self._deaths = DeathWatch(self._on_death, stopped_timeout_s=options.options["stopped_timeout_s"])
         self._hook = FaultHook(self._on_fault)

@@ -108,10 +108,6 @@ class Guardian:
         self.paths.append(path)
         self._tell(f"dir {path}")
 
-    def guard_client_dir(self, path: str) -> None:
-        """Have a folder removed if the controller dies; a close leaves it alone."""
-        self._tell(f"dir {path}")
-
     def guard_shm(self, prefix: str) -> None:
         """Have shared-memory files whose names begin so removed at the end."""
         self.shm_prefixes.append(prefix)

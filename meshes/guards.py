@@ -38,7 +38,7 @@ def start_guardian(address: GuardAddress, run_id: str, name: str, folder: str) -
 
     Args:
         name: what the controller calls it.
-        folder: removed at the end.
+        folder: removed at the end; need not be there yet.
 
     Raises:
         OSError: the controller is not reached.

@@ -7,6 +7,7 @@ import getpass
 import hashlib
 import os
 import platform
+import secrets
 import tempfile
 from importlib import metadata, util
 from pathlib import Path
@@ -64,6 +65,11 @@ def short_tmp() -> str:
     """A folder for sockets: the usual one, unless a socket's path (≤ 108 bytes) would not fit below it."""
     usual = tempfile.gettempdir()
     return usual if len(usual) <= 40 else "/tmp"
+
+
+def unmade_folder(prefix: str) -> str:
+    """A path for a folder of temporary files. Whoever is to remove it is told of it before it is made."""
+    return os.path.join(short_tmp(), f"{prefix}{secrets.token_hex(4)}")
 
 
 def inductor_cache() -> str:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from dataclasses import dataclass
 
 from monarch.actor import Actor, context, endpoint
 
 from meshes.guards import GuardAddress, start_guardian
-from meshes.machine import inductor_cache, machine_id, short_tmp, versions, visible_gpus
+from meshes.machine import inductor_cache, machine_id, unmade_folder, versions, visible_gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +55,14 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
 
     @endpoint
     async def look(self, spec: ProbeSpec) -> HostReport:
-        """Look at this host, make the run's folder here, and leave a guardian behind."""
+        """Look at this host, leave a guardian behind, and make the run's folder, which it will remove."""
         node = context().actor_instance.rank.rank
-        tmp_dir, unguarded = tempfile.mkdtemp(prefix=f"np-{spec.run_id}-", dir=short_tmp()), None
+        tmp_dir, unguarded = unmade_folder(f"np-{spec.run_id}-"), None
         try:
             start_guardian(spec.guard, spec.run_id, guard_name(spec.mesh, node), tmp_dir)
         except OSError as error:
             unguarded = f"{spec.guard.host}:{spec.guard.port}: {error}"
+        os.mkdir(tmp_dir, mode=0o700)
         return HostReport(
             node=node,
             host=socket.gethostname(),

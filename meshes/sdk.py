@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -21,7 +20,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshes.machine import short_tmp
+from meshes.guardian import Guardian
+from meshes.machine import unmade_folder
 from neoproto.data.paths import named_errors
 from neoproto.errors import ConfigError, RuntimeClosed
 from neoproto.runtime.logfile import LogFileHandler
@@ -78,13 +78,7 @@ if "monarch" not in sys.modules:
     atexit.register(_wait_for_monarch_threads)
 
 _pinned: Any = None
-_client_dir: Path | None = None
 _lock = threading.Lock()
-
-
-def client_dir() -> Path | None:
-    """The folder of this process's Monarch client; it lives as long as the process."""
-    return _client_dir
 
 
 def settings() -> dict[str, str]:
@@ -95,13 +89,14 @@ def settings() -> dict[str, str]:
 def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> None:
     """Bootstrap this process's root client, once; what it prints goes to `log_path`.
 
-    Its sockets lie in a folder of ours, so that a guardian can remove them after a SIGKILL.
+    It lives as long as the process, beyond the runs. Its sockets lie in a folder of ours, which a guardian of
+    its own removes after a SIGKILL.
 
     Args:
         first: done every time, before a client is made: says how it is reached, and raises if there is one
             that is reached otherwise.
     """
-    global _client_dir, _pinned
+    global _pinned
     with _lock:
         if _pinned is not None:
             first()
@@ -112,10 +107,9 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
             first()
             _pinned = context()
             return
-        _client_dir = Path(tempfile.mkdtemp(prefix=f"np-client-{os.getpid()}-", dir=short_tmp()))
-        _remove_at_exit(_client_dir)
+        client_dir = _make_client_dir()
         with held_signals():
-            with quiet_terminal(log_path), _environment("TMPDIR", str(_client_dir)):
+            with quiet_terminal(log_path), _environment("TMPDIR", client_dir):
                 first()
                 with _panics_said():
                     _pinned = context()
@@ -299,6 +293,12 @@ def client_exists() -> bool:
     return _client_context.try_get() is not None
 
 
-def _remove_at_exit(path: Path) -> None:
-    # Registered before Monarch registers its own shutdown, so this runs after it.
+def _make_client_dir() -> str:
+    path = unmade_folder(f"np-client-{os.getpid()}-")
+    guardian = Guardian(f"client-{os.getpid()}")
+    guardian.guard_dir(path)
+    # Registered before Monarch registers its own shutdown, so these run after it.
+    atexit.register(guardian.dismiss)
     atexit.register(shutil.rmtree, path, True)
+    os.mkdir(path, mode=0o700)
+    return path

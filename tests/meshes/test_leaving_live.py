@@ -111,3 +111,22 @@ def test_a_killed_controller_leaves_nothing(mode: str, tmp_path: Path) -> None:
         process.wait()
         assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []
         assert not any(os.path.exists(path) for path in told["files"])
+
+
+@pytest.mark.parametrize("folder", ["np-", "np-client-"])
+def test_a_controller_killed_as_it_makes_a_folder_leaves_nothing(folder: str, tmp_path: Path) -> None:
+    with controller(f"killed {folder}", tmp_path / "run") as (process, told):
+        assert process.wait(60) == -signal.SIGKILL
+        assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []
+
+
+def test_a_controller_killed_between_its_runs_leaves_nothing(tmp_path: Path) -> None:
+    """As a notebook's kernel is."""
+    with controller("closed", tmp_path / "run") as (process, told):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "closed\n"
+        assert traces(told["run_id"]) == []
+        assert traces(told["run_id"], told["pid"]) != [], "Monarch's client"
+        process.kill()
+        process.wait()
+        assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []

@@ -7,7 +7,7 @@ fully qualified name, the same on any number of ranks. A tied weight has the fir
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,9 +103,21 @@ class HostCopies:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._pins = Pins(most=1)
+        self._layout: Sequence[tuple[object, ...]] = ()
+        self._copies: dict[str, Part] = {}
 
     def room_for(self, parts: Mapping[str, Part]) -> dict[str, Part]:
-        """Parts of the same kind for `fill`, in memory that what was returned before has no more."""
+        """Parts of the same kind for `fill`, in the memory of what was returned before."""
+        layout = [
+            (name, part.local.dtype, part.local.shape, part.start, part.whole) for name, part in parts.items()
+        ]
+        if layout != self._layout:
+            self._layout, self._copies = (), {}  # views of the memory, which may have to go
+            self._copies = self._make_room(parts)
+            self._layout = layout
+        return self._copies
+
+    def _make_room(self, parts: Mapping[str, Part]) -> dict[str, Part]:
         needed = sum(_room(part.local) for part in parts.values())
         if needed > self._memory.numel():
             self._pins.close()

@@ -177,21 +177,23 @@ class _Writing:
     """
 
     def __init__(self, copy: Callable[[], None], write: Callable[[], dict[str, str]]) -> None:
-        self._copy, self._write, self._asked = copy, write, False
+        self._asked = False
         self.copied = threading.Event()
         self._written: concurrent.futures.Future[dict[str, str]] = concurrent.futures.Future()
         self._written.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
-        threading.Thread(target=self._run, name="neoproto-checkpoint", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(copy, write), name="neoproto-checkpoint", daemon=True
+        ).start()
 
-    def _run(self) -> None:
+    def _run(self, copy: Callable[[], None], write: Callable[[], dict[str, str]]) -> None:
         try:
             try:
-                self._copy()  # at the training's own priority, which may wait for it
+                copy()  # at the training's own priority, which may wait for it
             finally:
                 self.copied.set()
             own = threading.get_native_id()  # on Linux a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICER)
-            self._written.set_result(self._write())
+            self._written.set_result(write())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._written.set_exception(error)
 

@@ -102,6 +102,18 @@ def test_a_step_waits_until_what_it_changes_was_copied(policy, tmp_path, monkeyp
     assert differing(policy.state(), before) == []
 
 
+def test_a_later_save_may_need_more_room_than_an_earlier_one(policy, tmp_path):
+    """The optimizer has no state before its first step."""
+    for number in range(3):
+        policy.checkpoints.save(tmp_path / str(number))
+        then = policy.state()
+        policy.finish()
+        policy.update(number)
+        policy.checkpoints.load(tmp_path / str(number))
+        assert differing(policy.state(), then) == []
+        policy.update(number)
+
+
 def test_hyper_parameters_are_those_configured_and_the_rate_follows_from_the_updates(
     saved, tied_llama_folder, policy
 ):

@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.rewards import Score
 from neoproto.data.user_code import load_function
-from neoproto.data.wording import shown
+from neoproto.wording import shown
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _FIELD = "reward.custom_reward_function"

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 from neoproto.data.rows import PromptRow
-from neoproto.data.wording import Problems, shown
 from neoproto.errors import ConfigError
+from neoproto.wording import Problems, shown
 
 BuiltIn = Literal["exact_match", "last_number", "math_verify", "reasoning_gym"]
 BUILT_INS: tuple[str, ...] = get_args(BuiltIn)

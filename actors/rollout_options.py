@@ -11,10 +11,10 @@ from typing import Literal
 
 from neoproto.data.generation import SamplingParams
 from neoproto.data.model_files import head_dim, read_model_config
-from neoproto.data.wording import shown
 from neoproto.errors import ConfigError
 from neoproto.weights import UpdateOptions
 from neoproto.weights.options import TransportName
+from neoproto.wording import shown
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Attention head sizes that vLLM's CPU kernels have."""

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from actors.gguf import Gguf, GgufError, read_gguf
 from actors.model_cache import ensure_folder, is_whole, models_folder, no_progress_bar
-from neoproto.errors import ConfigError, first_line
+from neoproto.errors import ConfigError
+from neoproto.wording import first_line
 
 __all__ = ["cached_smollm2", "ensure_smollm2", "make_smollm2"]
 

@@ -29,8 +29,8 @@ from actors.tiny_tokenizer import build_tokenizer, shared_phrases
 from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
 from neoproto.data.paths import user_path
 from neoproto.data.tasks import load_task
-from neoproto.data.wording import one_line, shown
 from neoproto.errors import ConfigError
+from neoproto.wording import one_line, shown
 
 __all__ = [
     "RECIPE",

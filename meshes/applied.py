@@ -28,6 +28,7 @@ from meshes.machine import CACHE_VARIABLE, versions
 from meshes.stores import worker_command
 from neoproto.errors import ConfigError
 from neoproto.runtime.backend import BackendOptions
+from neoproto.wording import first_line
 
 if TYPE_CHECKING:
     from meshes.probe import HostReport
@@ -72,12 +73,16 @@ def load_applied_job() -> Any:
     try:
         job = job_load(str(path))
     except Exception as error:
-        raise ConfigError(f"{FIELD}: {path} cannot be read ({_line(error)}); apply the job again") from error
+        raise ConfigError(
+            f"{FIELD}: {path} cannot be read ({first_line(error)}); apply the job again"
+        ) from error
     running = job._running
     try:
         alive = running is not None and running._is_running() and not _ended_hosts(running)
     except Exception as error:
-        raise ConfigError(f"{FIELD}: cannot tell if the job in {path} is alive: {_line(error)}") from error
+        raise ConfigError(
+            f"{FIELD}: cannot tell if the job in {path} is alive: {first_line(error)}"
+        ) from error
     if not alive:
         raise ConfigError(
             f"{FIELD}: the job in {path} is no longer running; `monarch kill`, then `monarch apply` renew it"
@@ -165,7 +170,7 @@ class AppliedHosts:
             self._job._prepare_client_gateway()
             use_client_address()
         except Exception as error:
-            raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {_line(error)}") from error
+            raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {first_line(error)}") from error
 
     def add_clusters(self, clusters: Mapping[str, int]) -> None:
         """Find the meshes of these clusters and look at their hosts.
@@ -224,7 +229,7 @@ class AppliedHosts:
         try:
             self._meshes = dict(self._job.state()._hosts)
         except Exception as error:
-            raise ConfigError(f"{FIELD}: the job cannot be attached to: {_line(error)}") from error
+            raise ConfigError(f"{FIELD}: the job cannot be attached to: {first_line(error)}") from error
         check_meshes(clusters, _sizes(self._meshes))
         self._guards = HostGuards(_own_address(), sum(clusters.values()))
         wanted = {name: self._meshes[name].slice(hosts=slice(0, nnodes)) for name, nnodes in clusters.items()}
@@ -303,8 +308,9 @@ class AppliedHosts:
             ]
         except Exception as error:
             raise ConfigError(
-                f"{FIELD}: hosts of mesh {name!r} do not answer ({_line(error)}); they need {sys.executable} "
-                f"with the same torchmonarch, and what they said is in {self._options.run_dir}/logs/hosts"
+                f"{FIELD}: hosts of mesh {name!r} do not answer ({first_line(error)}); they need "
+                f"{sys.executable} with the same torchmonarch, and what they said is in "
+                f"{self._options.run_dir}/logs/hosts"
             ) from error
         return sorted(found, key=lambda one: one.node)
 
@@ -348,12 +354,6 @@ def _own_address() -> str:
 
     found = re.search(r"@tcp://\[?([^\]/@]+?)\]?:\d+$", str(context().actor_instance.proc_id))
     return found.group(1) if found else "127.0.0.1"
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an exception that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager

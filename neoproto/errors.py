@@ -261,8 +261,3 @@ class CheckpointError(NeoProtoError):
 
 class SamplesMissing(NeoProtoError, TimeoutError):
     """Rollout did not produce a training batch in time; the message says what it was doing."""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, for a message of one line; its class if it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,6 +11,8 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from neoproto.wording import cut
+
 MOST_ROWS, MOST_COLUMNS = 30, 24
 LONGEST_CELL = 120
 """Characters of a cell, before they are escaped."""
@@ -21,14 +23,9 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 4
 _SHORT.maxlevel = 4
 
 
-def cut(text: str, most: int = LONGEST_CELL) -> str:
-    """The text, or its beginning with an ellipsis."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def short(value: object) -> str:
     """What a value is, as text of bounded length, whatever it is and however large; text stays as it is."""
-    return cut(str.__str__(value) if isinstance(value, str) else _SHORT.repr(value))
+    return cut(str.__str__(value) if isinstance(value, str) else _SHORT.repr(value), LONGEST_CELL)
 
 
 def text_html(text: str) -> str:

@@ -15,11 +15,12 @@ from neoproto.config.refused import refused_key, refused_value
 from neoproto.config.schema import RunConfig, RuntimeRoot
 from neoproto.config.topology import nearest
 from neoproto.errors import ConfigError
+from neoproto.wording import shown
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 Path = tuple[str | int, ...]
 
-MAX_SHOWN = 120
+_MOST_SHOWN = 120
 """Characters of a wrong value that are quoted."""
 
 _WANTED = {
@@ -112,12 +113,7 @@ def _sentence(section: type[BaseModel], error: ErrorDetails, prefix: Path) -> st
         return f"{where}: unknown key{nearest(str(path[-1]), _known_keys(section, path[:-1]))}"
     if kind == "missing":
         return f"{where}: a value is needed"
-    try:
-        shown = repr(error["input"])
-    except ValueError:  # Python writes no integer of more than 4300 digits
-        shown = "an integer of thousands of digits"
-    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
-    got = f"got {shown} ({type(error['input']).__name__})"
+    got = f"got {shown(error['input'], _MOST_SHOWN)} ({type(error['input']).__name__})"
     reason = refused_value(where) if kind in _OUTSIDE else None
     if reason is not None:
         return f"{where}: {got} is not supported: {reason}"

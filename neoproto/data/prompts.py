@@ -28,8 +28,8 @@ from neoproto.data.model_files import (
     vocabulary_size,
 )
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
-from neoproto.data.wording import Problems, one_line
 from neoproto.errors import ConfigError
+from neoproto.wording import Problems, one_line
 
 __all__ = [
     "PLAIN_TEMPLATE",

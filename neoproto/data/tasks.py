@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
-from neoproto.data.wording import one_line
 from neoproto.errors import ConfigError
+from neoproto.wording import one_line
 
 __all__ = ["DATA_SOURCE_PREFIX", "RewardStyle", "TaskRows", "load_task"]
 

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from neoproto.data.paths import user_path, wrong_kind
-from neoproto.data.wording import one_line, shown
 from neoproto.errors import ConfigError
+from neoproto.wording import one_line, shown
 
 
 def load_function(

@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from neoproto.errors import ConfigError, first_line
+from neoproto.errors import ConfigError
+from neoproto.wording import first_line, shown
 
 Curve = Mapping[int, float]
 """Step -> value, steps ascending. NaN where the run wrote null."""
@@ -30,8 +31,6 @@ MOST_STEPS = 10**15
 """A greater number of a step is damage: a browser would not tell it from the next one."""
 MOST_VALUES, MOST_LEVELS, MOST_DIGITS = 100_000, 50, 300
 """Of a configuration. A small file whose parts refer to each other can describe a tree without end."""
-SHOWN = 60
-"""Characters of a wrong value that are quoted."""
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 
@@ -309,7 +308,7 @@ def json_rows(path: Path, notes: list[str], damage: list[str]) -> Iterator[tuple
 
 def _step(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST_STEPS:
-        raise ValueError(f"'step' is {_shown(value)}, wanted a number of steps")
+        raise ValueError(f"'step' is {shown(value)}, wanted a number of steps")
     return value
 
 
@@ -317,18 +316,11 @@ def _number(value: Any, name: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name!r} is {_shown(value)}, wanted a number or null")
+        raise ValueError(f"{name!r} is {shown(value)}, wanted a number or null")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name!r} is {_shown(value)}, which no float holds") from None
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list | dict):
-        return f"a {type(value).__name__}"
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+        raise ValueError(f"{name!r} is {shown(value)}, which no float holds") from None
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

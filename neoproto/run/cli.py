@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neoproto.config import CONFIG_NAMES
-from neoproto.errors import ConfigError, NeoProtoError, StackError, first_line
+from neoproto.errors import ConfigError, NeoProtoError, StackError
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import Terminated
 from neoproto.stack import check_stack
+from neoproto.wording import first_line
 
 if TYPE_CHECKING:
     from neoproto.run.trainers import Loop

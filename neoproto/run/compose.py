@@ -18,8 +18,11 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from neoproto.config import CONFIG_NAMES, CONFIG_SEARCH_PATH, RunConfig, load_config
-from neoproto.config.load import MAX_SHOWN
 from neoproto.errors import ConfigError
+from neoproto.wording import cut, shown
+
+_MOST_TYPED = 120
+"""Characters of what was typed that are quoted."""
 
 
 def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
             that does not resolve.
     """
     if config_dir is not None and not os.path.isdir(config_dir):  # says no to any text, unlike Path's
-        raise ConfigError(f"--config-dir: no such folder: {shown(str(config_dir))}")
+        raise ConfigError(f"--config-dir: no such folder: {typed(str(config_dir))}")
     check_name(config_name, config_dir)
     GlobalHydra.instance().clear()
     search_path = create_config_search_path(CONFIG_SEARCH_PATH)
@@ -83,7 +86,7 @@ def check_name(config_name: str, config_dir: Path | None) -> None:
     """
     if os.path.isabs(config_name) or "\0" in config_name:
         raise ConfigError(
-            f"--config-name: wanted a configuration's name, got {shown(config_name)!r}; a folder of your own "
+            f"--config-name: wanted a configuration's name, got {typed(config_name)!r}; a folder of your own "
             "configurations is --config-dir"
         )
     if config_dir is not None:
@@ -110,7 +113,7 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
     except Exception as error:  # the file is the user's, and what reads it fails in many ways
         if isinstance(error, OSError) and error.errno is None:  # OmegaConf's word for a lone number
             raise ConfigError(f"{path}: wanted a mapping, got a single value") from error
-        reason = one_line(error).replace(f'in "{path}", ', "")
+        reason = hydra_says(error).replace(f'in "{path}", ', "")
         raise ConfigError(f"{path}: cannot be read as YAML: {reason}") from error
     if not isinstance(plain, dict):
         raise ConfigError(f"{path}: wanted a mapping, got a list")
@@ -118,12 +121,12 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
         raise ConfigError(f"{path}: is empty; begin it with defaults: [ppo_monarch, _self_]")
     defaults = plain.get("defaults", [])
     if not isinstance(defaults, list):
-        raise ConfigError(f"{path}: defaults: wanted a list, got {shown(repr(defaults))}")
+        raise ConfigError(f"{path}: defaults: wanted a list, got {shown(defaults)}")
     for index, entry in enumerate(defaults):
         choices = [*entry.values()] if isinstance(entry, dict) else [entry or 0]
         if len(choices) != 1 or not isinstance(choices[0], str | list | None) or isinstance(entry, list):
             raise ConfigError(
-                f"{path}: defaults[{index}]: wanted a name, or one group: name, got {shown(repr(entry))}"
+                f"{path}: defaults[{index}]: wanted a name, or one group: name, got {shown(entry)}"
             )
         if entry == primary:
             raise ConfigError(f"{path}: defaults[{index}]: got {entry!r}, which is this file itself")
@@ -131,7 +134,7 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
 
 def explained(error: Exception, config_name: str, config_dir: Path | None) -> ConfigError:
     """What is said of a failure to compose; of a file of the user's, if one cannot be read by itself."""
-    name = shown(config_name)
+    name = typed(config_name)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file == config_name:
         where = f" in {config_dir} or" if config_dir else ""
         shipped = ", ".join(CONFIG_NAMES)
@@ -148,7 +151,7 @@ def explained(error: Exception, config_name: str, config_dir: Path | None) -> Co
         return ConfigError(f"--config-name {name}: the name is too long")
     if isinstance(error, RecursionError):
         return ConfigError(f"--config-name {name}: its defaults lead back to themselves")
-    return ConfigError(f"--config-name {name}: {one_line(error)}")
+    return ConfigError(f"--config-name {name}: {hydra_says(error)}")
 
 
 def checked(override: str, groups: frozenset[str]) -> str:
@@ -167,15 +170,15 @@ def checked(override: str, groups: frozenset[str]) -> str:
         RecursionError,
     ) as error:  # the last two: thousands of digits, brackets
         reason = (
-            one_line(error).split(" expecting ")[0].replace("'<EOF>'", "at its end").replace("at at", "at")
+            hydra_says(error).split(" expecting ")[0].replace("'<EOF>'", "at its end").replace("at at", "at")
         )
         raise ConfigError(
-            f"{shown(override)}: cannot be read as key=value ({reason}); "
+            f"{typed(override)}: cannot be read as key=value ({reason}); "
             "a value with special characters needs quotes: \"key='value'\""
         ) from error
-    key, value = parsed.key_or_group, shown(override.partition("=")[2])
+    key, value = parsed.key_or_group, typed(override.partition("=")[2])
     if not key:
-        raise ConfigError(f"{shown(override)}: no key before the equals sign")
+        raise ConfigError(f"{typed(override)}: no key before the equals sign")
     if re.split(r"[./]", key)[0] == "hydra":
         raise ConfigError(f"{key}: Hydra's own options are not used; the run's folder is runtime.run_dir")
     if key == "model" and parsed.package is None:
@@ -198,13 +201,12 @@ def force_value(override: str, groups: frozenset[str]) -> str:
     return f"++{override}" if plain and "=" in override and key not in groups else override
 
 
-def shown(text: str) -> str:
+def typed(text: str) -> str:
     """What was typed, cut to what fits into a message, on one line."""
-    text = text.replace("\n", "\\n")
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return cut(text.replace("\n", "\\n"), _MOST_TYPED)
 
 
-def one_line(error: BaseException) -> str:
+def hydra_says(error: BaseException) -> str:
     """What Hydra's many-line messages say, without its search path and advice about its own options."""
     own_advice = r"Config search path:|See https?://|Set the environment variable|; use sys\.set_int"
     text = re.split(own_advice, str(error))[0]
@@ -213,4 +215,4 @@ def one_line(error: BaseException) -> str:
     joined = re.sub(r"([:.]); ", r"\1 ", "; ".join(said)).rstrip("; ")
     if joined:
         return joined
-    return type(error).__name__ if error.__cause__ is None else one_line(error.__cause__)
+    return type(error).__name__ if error.__cause__ is None else hydra_says(error.__cause__)

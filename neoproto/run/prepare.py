@@ -26,9 +26,9 @@ from neoproto.data.prompts import (
     read_rows,
     rows_from_dicts,
 )
-from neoproto.data.wording import shown
 from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
+from neoproto.wording import shown
 
 CRITIC_FIELD = "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -91,7 +91,6 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         field=MODEL_FIELD,
         engine=config.actor_rollout_ref.rollout.name,
     )
-    count_parameters(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
         critic_dir = critic_folder(config, model_dir, tokenizer, device)
@@ -169,10 +168,21 @@ def load_rows(config: RunConfig) -> Rows:
 
 
 def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
-    """The policy's folder: the user's, or a built-in model's; the tiny one is warm-started on these rows."""
+    """The policy's folder, whole: the user's, or a built-in model's.
+
+    Raises:
+        ConfigError: it is no model folder, or a file of its weights is damaged.
+    """
     path = config.actor_rollout_ref.model.path
     if path is not None:
         return check_model_folder(path)
+    folder = built_in_folder(config, rows, stage)
+    count_parameters(folder, field=MODEL_FIELD)  # what lay in the cache may be damaged too
+    return folder
+
+
+def built_in_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
+    """The cached folder of a built-in model, made if need be; the tiny one is warm-started on these rows."""
     if config.actor_rollout_ref.model.built_in == "smollm2":
         from actors.smollm2 import cached_smollm2
 

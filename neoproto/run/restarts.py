@@ -30,9 +30,9 @@ from neoproto.errors import (
     WeightsInUse,
     WeightsNotServed,
     WorkerDied,
-    first_line,
 )
 from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.wording import first_line
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from meshes.applied import check_applied_job
 from meshes.topology import compile_topology
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
-from neoproto.errors import DeadlineExceeded, NeoProtoError, first_line
+from neoproto.errors import DeadlineExceeded, NeoProtoError
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import (
     MODEL,
@@ -55,6 +55,7 @@ from neoproto.trainer.samples import SampleLog
 from neoproto.trainer.services import check_installed
 from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
+from neoproto.wording import first_line
 
 log = logging.getLogger("neoproto.run")
 

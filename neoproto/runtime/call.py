@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-from neoproto.errors import first_line
 from neoproto.runtime.display import call_html
 from neoproto.runtime.wire import Failure
-from neoproto.tables import cut
+from neoproto.tables import LONGEST_CELL
+from neoproto.wording import cut, first_line
 
 T = TypeVar("T")
 
@@ -135,9 +135,9 @@ class RemoteCall(Generic[T]):
         if not self._settled:
             return "under way"
         if error is not None:
-            return cut(f"failed: {type(error).__name__}: {first_line(error)}")
+            return cut(f"failed: {type(error).__name__}: {first_line(error)}", LONGEST_CELL)
         if isinstance(raw, Failure):
-            return cut(f"failed: {raw.type_name}: {raw.message.strip().partition(chr(10))[0]}")
+            return cut(f"failed: {raw.type_name}: {raw.message.strip().partition(chr(10))[0]}", LONGEST_CELL)
         return "ended with a result"
 
     def _settle(self, raw: Any = None, error: BaseException | None = None) -> bool:

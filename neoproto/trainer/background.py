@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from neoproto.wording import one_line
+
 OPEN_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 30.0
 MOST_WAITING = 10_000
@@ -68,7 +70,7 @@ class BackgroundTracker:
         if not self._opened.wait(open_timeout):
             raise NotOpened(f"did not open within {open_timeout:g} s")
         if self._not_opened is not None:
-            raise NotOpened(_one_line(self._not_opened)) from self._not_opened
+            raise NotOpened(_named(self._not_opened)) from self._not_opened
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         try:
@@ -113,7 +115,7 @@ class BackgroundTracker:
             call(*args)
         except Exception as error:  # counted: a service must not end a run of days
             log.info("%s failed", self._name, exc_info=error)
-            self._lose(_one_line(error))
+            self._lose(_named(error))
 
     def _lose(self, why: str) -> None:
         self._lost += 1
@@ -125,6 +127,6 @@ class NotOpened(Exception):
     """A service could not be opened; says why in one line."""
 
 
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+def _named(error: Exception) -> str:
+    name, text = type(error).__name__, one_line(error)
+    return name if text == name else f"{name}: {text}"

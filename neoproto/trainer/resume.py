@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
-from neoproto.errors import ConfigError, first_line
+from neoproto.errors import ConfigError
 from neoproto.trainer.checkpoint import Checkpoint
 from neoproto.weights.version import WeightVersion
+from neoproto.wording import first_line
 
 STATE = "trainer.json"
 _FORMAT = 1

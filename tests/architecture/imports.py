@@ -25,16 +25,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto": frozenset(),
     "neoproto.errors": frozenset(),
     "neoproto.trace": frozenset(),
-    "neoproto.tables": frozenset(),
-    "neoproto.config": _layers("errors"),
+    "neoproto.wording": _layers("errors"),
+    "neoproto.tables": _layers("wording"),
+    "neoproto.config": _layers("errors", "wording"),
     "neoproto.store": _layers("errors"),
-    "neoproto.data": _layers("errors", "store", "tables"),
+    "neoproto.data": _layers("errors", "wording", "store", "tables"),
     "neoproto.weights": _layers("errors", "store", "trace"),
     "neoproto.algorithms": _layers("errors"),
-    "neoproto.runtime": _layers("errors", "config", "store", "data", "tables", "trace"),
-    "neoproto.trainer": _layers("errors", "config", "store", "data", "weights", "algorithms", "trace"),
-    "meshes": _layers("errors", "config", "store", "data", "runtime"),
-    "actors": _layers("errors", "algorithms", "data", "store", "weights", "runtime"),
+    "neoproto.runtime": _layers("errors", "wording", "config", "store", "data", "tables", "trace"),
+    "neoproto.trainer": _layers(
+        "errors", "wording", "config", "store", "data", "weights", "algorithms", "trace"
+    ),
+    "meshes": _layers("errors", "wording", "config", "store", "data", "runtime"),
+    "actors": _layers("errors", "wording", "algorithms", "data", "store", "weights", "runtime"),
     "configs": frozenset(),
     "scripts": EVERYTHING,
     **dict.fromkeys(ENTRY_POINTS, EVERYTHING),
@@ -52,6 +55,7 @@ ONLY_IN: dict[str, frozenset[str]] = {
 # Layer -> packages that it must do without: a configuration is read before anything heavy is.
 NOT_IN: dict[str, frozenset[str]] = {
     "neoproto.errors": frozenset({"torch", "transformers", "numpy"}),
+    "neoproto.wording": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.config": frozenset({"torch", "transformers", "numpy", "pyarrow", "reasoning_gym"}),
     "neoproto.stack": frozenset({"torch", "transformers"}),
 }

@@ -39,7 +39,10 @@ def test_every_load_is_a_module_of_its_own(tmp_path: Path) -> None:
         ("def f(a, b, c, d): pass\n", r"missing a required argument: 'd'"),
         ("f = max\n", r"^x\.y\.name: 'f' in .* does not say its arguments: ValueError: no signature"),
         ("f = dict\n", r"^x\.y\.name: 'f' in .* does not say its arguments: ValueError: no signature"),
-        ("f = 10 ** 5000\n", r"^x\.y\.name: 'f' in .* is not callable, it is a value of type int$"),
+        (
+            "f = 10 ** 5000\n",
+            r"^x\.y\.name: 'f' in .* is not callable, it is an integer of thousands of digits$",
+        ),
         ("def __getattr__(name): 1 / 0\n", r"'f' in .* its arguments: line 1: ZeroDivisionError"),
         (
             "class F:\n    def __call__(self): pass\n"

@@ -146,9 +146,9 @@ def test_a_relative_config_dir_is_taken_from_the_working_folder(folder: Path) ->
         ),
         (
             ["trainer.seed=" + "9" * 5000],
-            f"trainer.seed={'9' * 107}...: cannot be read as key=value (Exceeds",
+            f"trainer.seed={'9' * 106}…: cannot be read as key=value (Exceeds",
         ),
-        (["a=" + "[" * 900], f"a={'[' * 118}...: cannot be read as key=value ("),
+        (["a=" + "[" * 900], f"a={'[' * 117}…: cannot be read as key=value ("),
         (["trainer.seed=1\nb=2"], "trainer.seed=1\\nb=2: cannot be read as key=value ("),
         (["~data=3"], "data: the name of one of its files is needed, got 3"),
         (["model=x"], "model: got x; a model's folder is actor_rollout_ref.model.path=x"),
@@ -186,7 +186,7 @@ def test_several_wrong_keys_are_named_at_once() -> None:
         ("nope", True, "--config-name nope: no such config in "),
         ("/etc/passwd", True, "--config-name: wanted a configuration's name, got '/etc/passwd'; a folder of"),
         ("a\0b", False, "--config-name: wanted a configuration's name, got 'a\\x00b'; a folder of"),
-        ("n" * 300, False, f"--config-name {'n' * 120}...: the name is too long"),
+        ("n" * 300, False, f"--config-name {'n' * 119}…: the name is too long"),
         ("strange", True, "--config-name strange: In 'strange': Could not find 'data/nothing'"),
     ],
 )

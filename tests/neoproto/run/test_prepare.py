@@ -15,7 +15,16 @@ from neoproto.config import RunConfig
 from neoproto.data.prompts import EncodedPrompts
 from neoproto.errors import ConfigError
 from neoproto.run.compose import compose_run
-from neoproto.run.prepare import PreparedRun, Rows, eos_token_ids, load_rows, model_folder, notes, prepare
+from neoproto.run.prepare import (
+    PreparedRun,
+    Rows,
+    built_in_folder,
+    eos_token_ids,
+    load_rows,
+    model_folder,
+    notes,
+    prepare,
+)
 from tests.neoproto.run.inputs import json_lines, overrides, parquet, row, words
 from tests.neoproto.run.inputs import model_folder as make_model_folder
 
@@ -252,7 +261,7 @@ def test_the_tiny_model_is_warm_started_on_the_system_prompt_too(monkeypatch: py
 
     monkeypatch.setattr(actors.tiny_model, "ensure_tiny_model", note)
     config = task_config("data.system_prompt=hey")
-    model_folder(config, load_rows(config), Stages())
+    built_in_folder(config, load_rows(config), Stages())
     assert {message["content"] for message in (one["prompt"][0] for one in seen)} == {"hey"}
 
 
@@ -275,7 +284,7 @@ def test_each_option_of_the_built_in_model_makes_another_one(
     rows = load_rows(task_config())
     small = ["actor_rollout_ref.model.tiny.num_heads=1"] if name == "hidden_size" else []
     changed = task_config(*small, f"actor_rollout_ref.model.tiny.{name}={value}")
-    assert model_folder(changed, rows, Stages()) != model_folder(task_config(*small), rows, Stages())
+    assert built_in_folder(changed, rows, Stages()) != built_in_folder(task_config(*small), rows, Stages())
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from neoproto.data.wording import Problems, one_line, shown
 from neoproto.errors import ConfigError
+from neoproto.wording import Problems, one_line, shown
 
 
 class Mute(Exception):
@@ -19,7 +19,8 @@ class Mute(Exception):
     ("value", "text"),
     [
         ("a", "'a'"),
-        ("a" * 80, "'" + "a" * 56 + "…"),
+        ("a" * 80, "'" + "a" * 58 + "…"),
+        pytest.param(-(10**5000), "an integer of thousands of digits", id="long"),
         ([10**5000], "a value of type list"),
         (Mute(), "a value of type Mute"),
     ],
@@ -42,7 +43,7 @@ def test_the_lines_of_a_value_are_joined() -> None:
         (ValueError("bad field:\n    got 3\n"), "bad field: got 3"),
         (ValueError(""), "ValueError"),
         (Mute(), "Mute"),
-        (ValueError("x" * 400), "x" * 300 + "…"),
+        (ValueError("x" * 400), "x" * 299 + "…"),
     ],
 )
 def test_an_error_is_one_line(error: Exception, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Bad input in words: every message one line, however the value or the library's error looks."""
+"""Values and errors in words: one line of bounded length, however the value or a library's error looks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from neoproto.errors import ConfigError
 
 _LONGEST_ERROR = 300
 _MOST_PROBLEMS = 10
+_LONGEST_INT = 10**4000
+"""Python does not write integers that are a little longer."""
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def shown(value: object, most: int = 60) -> str:
     """A value as Python writes it, on one line of at most `most` characters."""
+    if isinstance(value, int) and abs(value) >= _LONGEST_INT:
+        return "an integer of thousands of digits"
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001 — a user's object has a `repr` of its own, and long integers have none
+    except Exception:  # noqa: BLE001 — a user's object has a `repr` of its own, and a list of such integers none
         return f"a value of type {type(value).__name__}"
-    return text if len(text) <= most else f"{text[: most - 3]}…"
+    return cut(text, most)
 
 
 def one_line(error: BaseException) -> str:
@@ -23,8 +32,12 @@ def one_line(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 — a user's exception has a `str` of its own
         text = ""
-    text = text or type(error).__name__
-    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
+    return cut(text or type(error).__name__, _LONGEST_ERROR)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception of ours says; its class if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class Problems:

@@ -31,7 +31,7 @@ from torch import Tensor
 from actors.gguf import Gguf, GgufError, read_gguf
 from actors.model_cache import ensure_folder, is_whole, models_folder, no_progress_bar
 from neoproto.errors import ConfigError
-from neoproto.wording import first_line
+from neoproto.wording import one_line
 
 __all__ = ["cached_smollm2", "ensure_smollm2", "make_smollm2"]
 
@@ -309,7 +309,7 @@ def _pieces(wheel: Path) -> Iterator[bytes]:
     except OSError as error:
         raise ConfigError(f"--wheel: {wheel} cannot be read ({error.strerror or error})") from error
     except Exception as error:  # a user's file: zipfile and its decompressors raise what they meet
-        reason = first_line(error)
+        reason = one_line(error)
         raise ConfigError(f"--wheel: {wheel} is not the wheel {WHEEL}, or damaged: {reason}") from error
 
 

@@ -36,7 +36,8 @@ class ServerEngine:
     """Implements `ServingEngine` by the server's own routes.
 
     A load writes the tensors to one file in shared memory, which the server's workers map. In mode "abort"
-    the server's clients get what they have so far, and continue it themselves.
+    the server's clients get what they have so far, and continue it themselves. A process that is killed
+    during a load leaves the file behind, in a folder `/dev/shm/neoproto-weights-*`.
 
     Args:
         url: of the server, for example "http://127.0.0.1:8000".

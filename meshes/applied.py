@@ -28,7 +28,7 @@ from meshes.machine import CACHE_VARIABLE, versions
 from meshes.stores import worker_command
 from neoproto.errors import ConfigError
 from neoproto.runtime.backend import BackendOptions
-from neoproto.wording import first_line
+from neoproto.wording import one_line
 
 if TYPE_CHECKING:
     from meshes.probe import HostReport
@@ -74,15 +74,13 @@ def load_applied_job() -> Any:
         job = job_load(str(path))
     except Exception as error:
         raise ConfigError(
-            f"{FIELD}: {path} cannot be read ({first_line(error)}); apply the job again"
+            f"{FIELD}: {path} cannot be read ({one_line(error)}); apply the job again"
         ) from error
     running = job._running
     try:
         alive = running is not None and running._is_running() and not _ended_hosts(running)
     except Exception as error:
-        raise ConfigError(
-            f"{FIELD}: cannot tell if the job in {path} is alive: {first_line(error)}"
-        ) from error
+        raise ConfigError(f"{FIELD}: cannot tell if the job in {path} is alive: {one_line(error)}") from error
     if not alive:
         raise ConfigError(
             f"{FIELD}: the job in {path} is no longer running; `monarch kill`, then `monarch apply` renew it"
@@ -170,7 +168,7 @@ class AppliedHosts:
             self._job._prepare_client_gateway()
             use_client_address()
         except Exception as error:
-            raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {first_line(error)}") from error
+            raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {one_line(error)}") from error
 
     def add_clusters(self, clusters: Mapping[str, int]) -> None:
         """Find the meshes of these clusters and look at their hosts.
@@ -229,7 +227,7 @@ class AppliedHosts:
         try:
             self._meshes = dict(self._job.state()._hosts)
         except Exception as error:
-            raise ConfigError(f"{FIELD}: the job cannot be attached to: {first_line(error)}") from error
+            raise ConfigError(f"{FIELD}: the job cannot be attached to: {one_line(error)}") from error
         check_meshes(clusters, _sizes(self._meshes))
         self._guards = HostGuards(_own_address(), sum(clusters.values()))
         wanted = {name: self._meshes[name].slice(hosts=slice(0, nnodes)) for name, nnodes in clusters.items()}
@@ -250,8 +248,8 @@ class AppliedHosts:
         for name, report in reports:
             if report.unguarded is not None:
                 logger.warning(
-                    "host %s (%s) does not reach this process at %s: what is left there if this process is "
-                    "killed stays",
+                    "host %s (%s) does not reach this process at %s: the run's temporary folder stays there, "
+                    "and whatever is left there if this process is killed",
                     report.host,
                     name,
                     report.unguarded,
@@ -308,7 +306,7 @@ class AppliedHosts:
             ]
         except Exception as error:
             raise ConfigError(
-                f"{FIELD}: hosts of mesh {name!r} do not answer ({first_line(error)}); they need "
+                f"{FIELD}: hosts of mesh {name!r} do not answer ({one_line(error)}); they need "
                 f"{sys.executable} with the same torchmonarch, and what they said is in "
                 f"{self._options.run_dir}/logs/hosts"
             ) from error

@@ -5,7 +5,8 @@
 
 Run as a script with nothing but the standard library, so that it starts in milliseconds and weighs little. It
 is the first process of a run. The controller uses the same `sweep` when it closes. Hosts that are not the
-run's own have one each (`meshes/guards.py`), whose connection the kernel ends with the controller.
+run's own have one each (`meshes/guards.py`), whose connection the kernel ends with the controller. The folder
+of the controller's Monarch client, which lives on between runs, has one too (`meshes/sdk.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 
 MARK = "NEOPROTO_RUN_ID"
@@ -86,7 +88,11 @@ def _mapped_shm(pid: int) -> set[int]:
 
 
 class Guardian:
-    """The controller's end of the pipe."""
+    """The controller's end of the pipe.
+
+    Args:
+        run_id: whose processes are ended; no process has that of a guardian for files alone.
+    """
 
     def __init__(self, run_id: str) -> None:
         read_end, self._pipe = os.pipe()
@@ -102,6 +108,9 @@ class Guardian:
             os.close(read_end)
         self.paths: list[str] = []
         self.shm_prefixes: list[str] = []
+        # A forked child would hold the pipe open beyond the controller's end.
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _let_go(this()))
 
     def guard_dir(self, path: str) -> None:
         """Have a folder removed at the end."""
@@ -116,14 +125,27 @@ class Guardian:
     def dismiss(self) -> None:
         """Everything is closed: let it go."""
         self._tell("bye")
-        os.close(self._pipe)
+        self.let_go()
         with contextlib.suppress(subprocess.TimeoutExpired):  # on a busy machine; it goes by itself
             self._process.wait(timeout=2.0)
 
+    def let_go(self) -> None:
+        """Close this process's end of the pipe."""
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            os.close(pipe)
+
     def _tell(self, line: str) -> None:
+        if self._pipe < 0:  # in a forked child
+            return
         # A guardian that is gone (killed by hand) must not end the run it guards.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, line.encode() + b"\n")
+
+
+def _let_go(guardian: Guardian | None) -> None:
+    if guardian is not None:
+        guardian.let_go()
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
 
     @endpoint
     async def look(self, spec: ProbeSpec) -> HostReport:
-        """Look at this host, leave a guardian behind, and make the run's folder, which it will remove."""
+        """Look at this host, leave a guardian behind if possible, and make the folder it removes."""
         node = context().actor_instance.rank.rank
         tmp_dir, unguarded = unmade_folder(f"np-{spec.run_id}-"), None
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -293,12 +294,18 @@ def client_exists() -> bool:
     return _client_context.try_get() is not None
 
 
+@functools.cache  # a start that was refused may be tried again
 def _make_client_dir() -> str:
-    path = unmade_folder(f"np-client-{os.getpid()}-")
-    guardian = Guardian(f"client-{os.getpid()}")
+    owner = os.getpid()
+    path = unmade_folder(f"np-client-{owner}-")
+    guardian = Guardian(f"client-{owner}")
     guardian.guard_dir(path)
-    # Registered before Monarch registers its own shutdown, so these run after it.
-    atexit.register(guardian.dismiss)
-    atexit.register(shutil.rmtree, path, True)
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not a child that was forked
+            shutil.rmtree(path, ignore_errors=True)
+            guardian.dismiss()
+
+    atexit.register(remove)  # before Monarch registers its own shutdown, so this runs after it
     os.mkdir(path, mode=0o700)
     return path

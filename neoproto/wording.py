@@ -1,4 +1,4 @@
-"""Values and errors in words: one line of bounded length, however the value or a library's error looks."""
+"""Values and errors in words, for messages of one line, however the value or a library's error looks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,24 @@ def cut(text: str, most: int) -> str:
 
 def shown(value: object, most: int = 60) -> str:
     """A value as Python writes it, on one line of at most `most` characters."""
+    text = _written(value)
+    return f"a value of type {type(value).__name__}" if text is None else cut(text, most)
+
+
+def shown_with_type(value: object, most: int = 60) -> str:
+    """The same, and its type in brackets."""
+    text = _written(value)
+    return shown(value) if text is None else f"{cut(text, most)} ({type(value).__name__})"
+
+
+def _written(value: object) -> str | None:
     if isinstance(value, int) and abs(value) >= _LONGEST_INT:
         return "an integer of thousands of digits"
     try:
-        text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001 — a user's object has a `repr` of its own, and a list of such integers none
-        return f"a value of type {type(value).__name__}"
-    return cut(text, most)
+        text = repr(value)
+    except Exception:  # noqa: BLE001 — a user's object has a `repr` of its own; a list of such integers, none
+        return None
+    return text if text.isprintable() else " ".join(text.split())
 
 
 def one_line(error: BaseException) -> str:
@@ -36,7 +47,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception of ours says; its class if it says nothing."""
+    """What an exception says first, where further lines are details; its class if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -15,7 +15,7 @@ from neoproto.config.refused import refused_key, refused_value
 from neoproto.config.schema import RunConfig, RuntimeRoot
 from neoproto.config.topology import nearest
 from neoproto.errors import ConfigError
-from neoproto.wording import shown
+from neoproto.wording import shown_with_type
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -113,7 +113,7 @@ def _sentence(section: type[BaseModel], error: ErrorDetails, prefix: Path) -> st
         return f"{where}: unknown key{nearest(str(path[-1]), _known_keys(section, path[:-1]))}"
     if kind == "missing":
         return f"{where}: a value is needed"
-    got = f"got {shown(error['input'], _MOST_SHOWN)} ({type(error['input']).__name__})"
+    got = f"got {shown_with_type(error['input'], _MOST_SHOWN)}"
     reason = refused_value(where) if kind in _OUTSIDE else None
     if reason is not None:
         return f"{where}: {got} is not supported: {reason}"

@@ -171,13 +171,14 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
     """The policy's folder, whole: the user's, or a built-in model's.
 
     Raises:
-        ConfigError: it is no model folder, or a file of its weights is damaged.
+        ConfigError: it is no model folder, a file of its weights is damaged, or a built-in model has not been
+            made and cannot be.
     """
     path = config.actor_rollout_ref.model.path
     if path is not None:
         return check_model_folder(path)
     folder = built_in_folder(config, rows, stage)
-    count_parameters(folder, field=MODEL_FIELD)  # what lay in the cache may be damaged too
+    count_parameters(folder)  # what lay in the cache may be damaged too
     return folder
 
 

@@ -17,7 +17,7 @@ from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
 from neoproto.data.user_code import error_place, load_function
 from neoproto.errors import AdvantageError, ConfigError
-from neoproto.wording import shown
+from neoproto.wording import shown_with_type
 
 FIELD = "algorithm.custom_advantage_function"
 Estimator = Callable[[AdvantageInputs, AdvantageOptions], Estimate]
@@ -80,11 +80,11 @@ class OwnEstimator:
             place = error_place(error, self._file)
             raise AdvantageError(f"{self._name} in {self._file} raised: {place}") from error
         if not isinstance(returned, tuple | list) or len(returned) != 2:
-            raise self._no_estimate(f"two tensors, got {_got(returned)}")
+            raise self._no_estimate(f"two tensors, got {shown_with_type(returned)}")
         rewards_bt = inputs.rewards_bt
         for what, found in zip(("advantages", "returns"), returned, strict=True):
             if not isinstance(found, torch.Tensor):
-                raise self._no_estimate(f"{what} as a tensor, got {_got(found)}")
+                raise self._no_estimate(f"{what} as a tensor, got {shown_with_type(found)}")
             if found.shape != rewards_bt.shape or not found.is_floating_point():
                 got = f"{found.dtype} {list(found.shape)}"
                 raise self._no_estimate(f"{what} as a float tensor {list(rewards_bt.shape)}, got {got}")
@@ -144,7 +144,3 @@ def made_up_inputs(config: RunConfig) -> AdvantageInputs:
         else torch.zeros_like(truncated_b),
         group_ids_b=torch.arange(2).repeat_interleave(config.actor_rollout_ref.rollout.n),
     )
-
-
-def _got(value: Any) -> str:
-    return f"{shown(value, 80)} ({type(value).__name__})"

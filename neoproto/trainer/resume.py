@@ -13,7 +13,7 @@ from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
 from neoproto.trainer.checkpoint import Checkpoint
 from neoproto.weights.version import WeightVersion
-from neoproto.wording import first_line
+from neoproto.wording import one_line
 
 STATE = "trainer.json"
 _FORMAT = 1
@@ -97,7 +97,7 @@ def named_damage(path: Path) -> Iterator[None]:
         OverflowError,
         RecursionError,
     ) as error:
-        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}") from error
 
 
 def read_state(checkpoint: Checkpoint) -> TrainerState:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -96,6 +97,44 @@ def test_a_killed_controller_is_cleaned_up_after(tmp_path: Path) -> None:
     assert not folder.exists()
     assert not shm.exists()
     assert child not in marked_processes(run_id)
+
+
+FORKING = """
+import os, sys, time
+from meshes.guardian import Guardian
+guardian = Guardian("none")
+guardian.guard_dir(sys.argv[1])
+child = os.fork()
+if not child:
+    guardian.guard_dir("nothing")  # says nothing there, as `dismiss` does
+    guardian.dismiss()
+    time.sleep(60)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_does_not_keep_the_guardian_waiting(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    controller = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert controller.stdout is not None
+    with controller.stdout as out:
+        child = int(out.readline())
+    try:
+        time.sleep(0.5)
+        assert folder.exists()
+        controller.kill()
+        controller.wait()
+        until = time.monotonic() + 15
+        while folder.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not folder.exists()
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_dismissed_guardian_goes_and_touches_nothing(tmp_path: Path) -> None:

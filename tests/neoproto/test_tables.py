@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neoproto.tables import LONGEST_CELL, MOST_COLUMNS, MOST_ROWS, cut, short, table_html
+from neoproto.tables import LONGEST_CELL, MOST_COLUMNS, MOST_ROWS, short, table_html
 from tests.neoproto.html_reading import Page
 
 NASTY = st.one_of(
@@ -78,6 +78,4 @@ def test_what_a_value_is_shown_as_is_short(value: Any) -> None:
 def test_text_is_shown_as_it_is() -> None:
     assert short("it's") == short(np.str_("it's")) == "it's"
     assert short(["a"]) == "['a']"
-    assert cut("abc", 3) == "abc"
-    assert cut("abcd", 3) == "ab…"
     assert sys.intern(short("")) == ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neoproto.errors import ConfigError
-from neoproto.wording import Problems, one_line, shown
+from neoproto.wording import Problems, cut, first_line, one_line, shown, shown_with_type
 
 
 class Mute(Exception):
@@ -21,12 +21,25 @@ class Mute(Exception):
         ("a", "'a'"),
         ("a" * 80, "'" + "a" * 58 + "…"),
         pytest.param(-(10**5000), "an integer of thousands of digits", id="long"),
+        ("a  b\n", "'a  b\\n'"),
         ([10**5000], "a value of type list"),
         (Mute(), "a value of type Mute"),
     ],
 )
 def test_a_value_is_shown_on_one_line(value: object, text: str) -> None:
     assert shown(value) == text
+
+
+def test_its_type_is_said_once() -> None:
+    assert shown_with_type(3) == "3 (int)"
+    assert shown_with_type("a" * 9, 4) == "'aa… (str)"
+    assert shown_with_type(10**5000) == "an integer of thousands of digits (int)"
+    assert shown_with_type(Mute()) == "a value of type Mute"
+
+
+def test_text_is_cut_to_a_length() -> None:
+    assert cut("abc", 3) == "abc"
+    assert cut("abcd", 3) == "ab…"
 
 
 def test_the_lines_of_a_value_are_joined() -> None:
@@ -48,6 +61,11 @@ def test_the_lines_of_a_value_are_joined() -> None:
 )
 def test_an_error_is_one_line(error: Exception, text: str) -> None:
     assert one_line(error) == text
+
+
+def test_the_first_line_of_an_error() -> None:
+    assert first_line(ValueError(" one\n  two")) == "one"
+    assert first_line(ValueError()) == "ValueError"
 
 
 def test_problems_are_capped() -> None:

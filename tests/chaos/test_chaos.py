@@ -14,7 +14,8 @@ from tests.chaos.versions import check_samples
 
 pytestmark = pytest.mark.e2e
 
-SHORT = ("trainer.total_training_steps=6", "trainer.val_before_train=false")
+STEPS = {"delay": 6, "full-shm": 6, "kill-volume": 60, "full-disk": 60}
+"""More than it will make where a run cannot survive: on a busy machine six are over before the fault."""
 
 
 def shift_versions(run_folder: Path) -> None:
@@ -40,7 +41,8 @@ def test_a_run_goes_on_or_ends_well(
 ) -> None:
     plan = Plan(index=0, mode=mode, kind=kind, phase="step", step=step, delay_s=0.3, pause_s=2.0, choice=0.7)
     env = user_env | {"NEOPROTO_CACHE": str(cache)}
-    result = play(plan, tmp_path / "chaos", keep=kind == "delay", overrides=SHORT, env=env)
+    words = (f"trainer.total_training_steps={STEPS[kind]}", "trainer.val_before_train=false")
+    result = play(plan, tmp_path / "chaos", keep=kind == "delay", overrides=words, env=env)
     if result.verdict is Verdict.NOT_POSSIBLE:
         pytest.skip(result.detail)
     assert result.verdict in PASSED, result

@@ -222,7 +222,9 @@ def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, dev
     check_servable(folder, max_model_len=longest, device=device, field=CRITIC_FIELD, engine="hf")
     ours = policy_tokenizer.get_vocab()
     theirs = load_tokenizer(folder, field=CRITIC_FIELD).get_vocab()
-    other = next((token for token, number in ours.items() if theirs.get(token) != number), None)
+    other = next(
+        (token for token in sorted(ours, key=ours.__getitem__) if theirs.get(token) != ours[token]), None
+    )
     if other is not None:
         raise ConfigError(
             f"{CRITIC_FIELD}: {folder} has another vocabulary than the policy, whose tokens it is to read: "

@@ -42,6 +42,8 @@ class Generating(Process):
         if self.calls in self.dies_of:
             self.die()
         await asyncio.sleep(0.002)
+        if self.death is not None:  # of another call: a killed process puts nothing into the store
+            raise self.death
         assert self.served is not None
         answered = self.world.generate(batch)
         versions = answered.batch["weight_versions"]

@@ -222,9 +222,8 @@ def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, dev
     check_servable(folder, max_model_len=longest, device=device, field=CRITIC_FIELD, engine="hf")
     ours = policy_tokenizer.get_vocab()
     theirs = load_tokenizer(folder, field=CRITIC_FIELD).get_vocab()
-    other = next(
-        (token for token in sorted(ours, key=ours.__getitem__) if theirs.get(token) != ours[token]), None
-    )
+    differing = [token for token, number in ours.items() if theirs.get(token) != number]
+    other = min(differing, key=ours.__getitem__, default=None)
     if other is not None:
         raise ConfigError(
             f"{CRITIC_FIELD}: {folder} has another vocabulary than the policy, whose tokens it is to read: "

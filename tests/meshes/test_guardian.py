@@ -127,7 +127,7 @@ def test_a_forked_child_does_not_keep_the_guardian_waiting(tmp_path: Path) -> No
         time.sleep(0.5)
         assert folder.exists()
         controller.kill()
-        controller.wait()
+        controller.wait(10)
         until = time.monotonic() + 15
         while folder.exists() and time.monotonic() < until:
             time.sleep(0.05)

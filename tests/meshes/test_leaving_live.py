@@ -108,7 +108,7 @@ def test_more_signals_do_not_cut_closing_short(tmp_path: Path) -> None:
 def test_a_killed_controller_leaves_nothing(mode: str, tmp_path: Path) -> None:
     with controller(mode, tmp_path / "run") as (process, told):
         process.kill()
-        process.wait()
+        process.wait(60)
         assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []
         assert not any(os.path.exists(path) for path in told["files"])
 
@@ -128,5 +128,5 @@ def test_a_controller_killed_between_its_runs_leaves_nothing(tmp_path: Path) -> 
         assert traces(told["run_id"]) == []
         assert traces(told["run_id"], told["pid"]) != [], "Monarch's client"
         process.kill()
-        process.wait()
+        process.wait(60)
         assert wait_until_clean(told["run_id"], told["pid"], BOUND_S) == []

@@ -11,6 +11,7 @@ happens to write must not end a run.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 import time
@@ -204,8 +205,9 @@ class Judge:
                     returned = await function(
                         data_source=sample.data_source,
                         solution_str=sample.solution,
-                        ground_truth=sample.ground_truth,
-                        extra_info=dict(sample.extra_info),
+                        # The samples of a prompt share these objects, and the function may change its own.
+                        ground_truth=copy.deepcopy(sample.ground_truth),
+                        extra_info=copy.deepcopy(dict(sample.extra_info)),
                     )
             return to_score(returned)
         except asyncio.CancelledError as error:

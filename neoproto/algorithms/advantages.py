@@ -77,6 +77,13 @@ class AdvantageInputs:
     truncated_b: torch.Tensor | None = None
     group_ids_b: torch.Tensor | None = None
 
+    def copy(self) -> AdvantageInputs:
+        """The same numbers in memory of their own, for an estimator that may change what it gets."""
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return AdvantageInputs(
+            **{name: value if value is None else value.clone() for name, value in own.items()}
+        )
+
     def required(self, kind: str, name: str) -> torch.Tensor:
         """The named tensor; raises `ValueError` naming the estimator if it was not given."""
         tensor: torch.Tensor | None = getattr(self, name)

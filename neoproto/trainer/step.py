@@ -196,7 +196,8 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
         truncated_b=truncated_b if settings.truncated == "bootstrap" else torch.zeros_like(truncated_b),
         group_ids_b=group_ids_from_uids(columns["uid"].tolist()),
     )
-    advantages_bt, returns_bt = settings.estimator(inputs, settings.advantages)
+    # A copy: a loop's own estimator may change it, and metrics, weights and the loss are of these columns.
+    advantages_bt, returns_bt = settings.estimator(inputs.copy(), settings.advantages)
     require_finite("advantages", advantages_bt)
     columns |= {"advantages": advantages_bt, "returns": returns_bt}
     weights, distance = rollout_weights(columns, settings.correction)

@@ -109,6 +109,20 @@ def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, b
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
+def test_what_a_function_changes_in_place_is_seen_by_no_other_call(tmp_path: Path, prefix: str) -> None:
+    """All samples of a prompt share the row's objects."""
+    body = (
+        "extra_info['seen'].append(1)\n    ground_truth.append(1)\n"
+        "    return len(extra_info['seen']) + len(ground_truth)"
+    )
+    judge = custom(tmp_path, body, prefix=prefix)
+    row: dict[str, Any] = {"ground_truth": [0], "extra_info": {"seen": []}}
+    assert scores(judge, *(sample(uid=f"q{number}", **row) for number in range(3))) == [3.0] * 3
+    assert row == {"ground_truth": [0], "extra_info": {"seen": []}}
+    judge.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
 def test_a_function_that_is_always_slow_is_an_error(tmp_path: Path, prefix: str) -> None:
     nap = "await asyncio.sleep(5)" if prefix else "time.sleep(5)"
     text = blamed(custom(tmp_path, nap, prefix=prefix, timeout_s=0.2), sample(), sample(uid="q2"))

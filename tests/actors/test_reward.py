@@ -14,6 +14,7 @@ import torch
 from actors.reward import FAILED, Judge, RewardOptions, RewardWorker, Sample, decode, place_scores
 from neoproto.data import DataProto
 from neoproto.errors import RewardError
+from neoproto.eval.metrics import Answer, answer_metrics
 
 ARGUMENTS = "data_source, solution_str, ground_truth, extra_info"
 
@@ -106,6 +107,40 @@ def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, b
     assert said in text
     assert "sample q42 (data source letters, step 7)" in text
     assert "compute_score of " in text
+
+
+SAID = ("6*7=42 #### 42", "I think it is 42", "so the answer: 42", "no: 41", "perhaps 40")
+PRED = (
+    "number = solution_str.split()[-1]\n"
+    "    return {'score': float(number == '42'), 'pred': float(number) if len(number) % 2 else int(number)}"
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "votes"),
+    [
+        ({"style": "last_number"}, ["42", "42", "42", "41", "40"]),
+        ({"style": "rule", "data_source": "openai/gsm8k"}, ["42", "42", "42", "41", "40"]),
+        ({"style": "math_verify"}, ["42", "42", "42", "41", "40"]),
+        ({"style": "exact_match"}, list(SAID)),
+    ],
+)
+def test_a_vote_is_what_the_judge_compares(row: dict[str, Any], votes: list[str]) -> None:
+    judge = Judge(RewardOptions(tokenizer=""))
+    made = asyncio.run(judge.score([sample(text, ground_truth="42", **row) for text in SAID], votes=True))
+    judge.close()
+    assert [one.score.vote for one in made] == votes
+    answers = [Answer(vote=one.score.vote, accuracy=one.score.acc) for one in made]
+    assert answer_metrics({"q": answers})["maj@5"] == (1.0 if row["style"] != "exact_match" else 0.0)
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_a_function_tells_its_vote_as_pred(tmp_path: Path, prefix: str) -> None:
+    judge = custom(tmp_path, PRED, prefix=prefix)
+    made = asyncio.run(judge.score([sample(text) for text in (*SAID, "no number", "042")], votes=True))
+    judge.close()
+    assert [one.score.vote for one in made] == ["42", "42", "42", "41", "40", None, "42"]
+    assert made[5].failure is not None
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
@@ -257,8 +292,10 @@ def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.Monkey
     assert np.asarray(out["acc"]).tolist() == [1.0, 0.0]
     assert out["reward_failed"].tolist() == [0, 0]
     assert list(out["response_text"]) == ["cba", "cbb"]
+    assert "vote" not in out
+    assert list(asyncio.run(made.compute_score(batch(validate=True)))["vote"]) == ["cba", "cbb"]
     assert "response_text" not in asyncio.run(made.compute_score(batch())).non_tensor_batch
-    assert asyncio.run(made.stats())["samples"] == 4
+    assert asyncio.run(made.stats())["samples"] == 6
 
 
 def test_the_worker_marks_answers_without_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,23 +291,24 @@ class RewardWorker(Worker):
         """Judge every row.
 
         Args:
-            batch: `responses`, `attention_mask`; `uid`, `data_source`, `reward_model`, `extra_info`. Its
-                meta_info may hold `step`, `keep_text` and `validate` (bool).
+            batch: `responses`, `attention_mask`; `uid`, `data_source`, `reward_model`, `extra_info`; maybe
+                `response_mask`. Its meta_info may hold `step`, `keep_text` and `validate` (bool).
 
         Returns:
-            `token_level_scores` float32 [B, R], the score on the last response token and 0 elsewhere; `acc`
-            float64 [B]; `reward_failed` int8 [B], 0 or one of `FAILED`; with `keep_text`,
-            `response_text`; with `validate`, `vote` (see `Score`, None too for an answer without a score);
-            with a custom reward function, `reward_extra_info`: a dictionary a row, what it returned beside
-            `score` and `acc`.
+            `token_level_scores` float32 [B, R], the score on the last response token that the policy wrote
+            (the last of all without such a mask) and 0 elsewhere; `acc` float64 [B]; `reward_failed` int8
+            [B], 0 or one of `FAILED`; with `keep_text`, `response_text`; with `validate`, `vote` (see
+            `Score`, None too for an answer without a score); with a custom reward function,
+            `reward_extra_info`: a dictionary a row, what it returned beside `score` and `acc`.
 
         Raises:
             RewardError: see `Judge.score`.
         """
         start = time.perf_counter()
-        columns: dict[str, Any] = batch.materialize(
-            ["responses", "attention_mask", "uid", "data_source", "reward_model", "extra_info"]
-        )
+        names = ["responses", "attention_mask", "uid", "data_source", "reward_model", "extra_info"]
+        if "response_mask" in batch:
+            names.append("response_mask")
+        columns: dict[str, Any] = batch.materialize(names)
         responses = columns["responses"]
         lengths = columns["attention_mask"][:, -responses.shape[1] :].sum(dim=1)
         texts = decode(self._tokenizer, responses, lengths, self._eos_token_ids)
@@ -325,7 +326,10 @@ class RewardWorker(Worker):
             others["reward_extra_info"] = [dict(score.extra) for score in scores]
         self._samples += len(scores)
         self._seconds += time.perf_counter() - start
-        placed = place_scores([score.score for score in scores], lengths, responses.shape[1])
+        ends = (
+            lengths if "response_mask" not in columns else last_generated(columns["response_mask"], lengths)
+        )
+        placed = place_scores([score.score for score in scores], ends, responses.shape[1])
         failed = torch.tensor(
             [FAILED[one.failure.kind] if one.failure else 0 for one in judged], dtype=torch.int8
         )
@@ -371,6 +375,13 @@ def make_samples(columns: Mapping[str, Any], texts: Sequence[str], step: int | N
         )
         for row, text in enumerate(texts)
     ]
+
+
+def last_generated(mask: Tensor, lengths: Tensor) -> Tensor:
+    """int64 [B]: tokens up to the last one whose `mask` [B, R] is set, all `lengths` where there is none."""
+    ends = torch.arange(1, mask.shape[1] + 1)
+    last = torch.where(mask != 0, ends, 0).amax(dim=1)
+    return torch.where(last > 0, last, lengths)
 
 
 def place_scores(scores: Sequence[float], lengths: Tensor, width: int) -> Tensor:

@@ -27,6 +27,7 @@ from neoproto.algorithms.advantages import (
 )
 from neoproto.algorithms.checks import require_finite
 from neoproto.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, apply_kl_in_reward
+from neoproto.algorithms.masking import onto_masked
 from neoproto.algorithms.rollout_correction import RolloutCorrection, importance_weights
 from neoproto.config import RunConfig
 from neoproto.config.trainer import TimeoutsConfig
@@ -239,8 +240,13 @@ def rollout_weights(
 
 
 def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tuple[Tensor, dict[str, float]]:
-    """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was."""
-    scores_bt: Tensor = columns["token_level_scores"] * columns["response_mask"]
+    """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was.
+
+    A score on a token that is not in the loss (a tool's, say) counts on the last one before it that is.
+    """
+    mask_bt: Tensor = columns["response_mask"]
+    attended_bt = columns["attention_mask"][:, -mask_bt.shape[1] :]
+    scores_bt = onto_masked(columns["token_level_scores"], mask_bt, attended_bt)
     if settings.kl is None:
         return scores_bt, {}
     coefficient = settings.kl.value
@@ -248,7 +254,7 @@ def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tupl
         scores_bt,
         columns["old_log_probs"],
         columns["ref_log_prob"],
-        columns["response_mask"],
+        mask_bt,
         coefficient,
         settings.kl_penalty,
     )

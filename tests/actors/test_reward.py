@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from actors.reward import FAILED, Judge, RewardOptions, RewardWorker, Sample, decode, place_scores
+from actors.reward import (
+    FAILED,
+    Judge,
+    RewardOptions,
+    RewardWorker,
+    Sample,
+    decode,
+    last_generated,
+    place_scores,
+)
 from neoproto.data import DataProto
 from neoproto.errors import RewardError
 from neoproto.eval.metrics import Answer, answer_metrics
@@ -245,6 +254,11 @@ def test_scores_go_to_the_last_response_token() -> None:
         place_scores([1.0, 1.0], torch.tensor([1, 0]), 4)
 
 
+def test_the_last_generated_token_is_the_last_of_the_mask() -> None:
+    mask = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
+    assert last_generated(mask, torch.tensor([4, 4, 2, 3])).tolist() == [3, 4, 2, 1]
+
+
 class Letters:
     """A tokenizer whose token 3 + i is the letter i, and whose others are special."""
 
@@ -296,6 +310,18 @@ def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.Monkey
     assert list(asyncio.run(made.compute_score(batch(validate=True)))["vote"]) == ["cba", "cbb"]
     assert "response_text" not in asyncio.run(made.compute_score(batch())).non_tensor_batch
     assert asyncio.run(made.stats())["samples"] == 6
+
+
+def test_the_worker_scores_the_last_token_that_the_policy_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool's answer at the end of a response is no token of the policy's, and not in the loss."""
+    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,)), monkeypatch)
+    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]])
+    given = batch().union(DataProto.from_dict(tensors={"response_mask": mask}))
+    given.non_tensor_batch["reward_model"] = [
+        {"style": "exact_match", "ground_truth": truth} for truth in ("cba", "cbb")
+    ]
+    out = asyncio.run(made.compute_score(given))
+    assert out["token_level_scores"].tolist() == [[0, 0, 1.0, 0], [0, 0, 1.0, 0]]
 
 
 def test_the_worker_marks_answers_without_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

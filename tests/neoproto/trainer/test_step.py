@@ -222,6 +222,41 @@ def test_samples_of_one_prompt_are_compared_with_each_other() -> None:
     assert batch.batch["advantages"][:, 0].tolist() == [-1.0, 1.0, -20.0, 20.0]
 
 
+# -- scores and the loss mask ------------------------------------------------------------------------------
+
+
+def scored(scores: list[list[float]], mask: list[list[int]]) -> DataProto:
+    """An annotated batch of two tokens a row with these scores, and loss masks."""
+    world = World(lengths=(2, 2))
+    batch = annotated(world, critic=False)
+    batch.batch["response_mask"] = torch.tensor(mask)
+    batch.batch["token_level_scores"] = torch.tensor(scores)
+    return batch.union(world.ref_log_prob(batch))
+
+
+def test_a_score_on_a_token_that_is_not_in_the_loss_counts_on_the_last_one_that_is() -> None:
+    batch = scored([[0.0, 1.0], [0.5, 0.0]], [[1, 0], [0, 1]])
+    found, figures = estimate(batch, settings(adv_estimator="reinforce_plus_plus"))
+    assert found.batch["advantages"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
+    assert figures["critic/rewards/mean"] == figures["critic/score/mean"] == 0.75
+
+
+@pytest.mark.parametrize("kl", [False, True])
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_on_a_row_out_of_the_loss_is_in_no_metric(score: float, kl: bool) -> None:
+    batch = scored([[0.0, score], [0.0, 1.0]], [[0, 0], [1, 1]])
+    found, figures = estimate(batch, settings(adv_estimator="reinforce_plus_plus", use_kl_in_reward=kl))
+    assert found.batch["advantages"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert figures["critic/score/mean"] == figures["critic/score/max"] == 1.0
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_a_score_that_is_not_finite_on_a_row_in_the_loss_ends_the_step() -> None:
+    batch = scored([[0.0, math.nan], [0.0, 1.0]], [[1, 0], [1, 1]])
+    with pytest.raises(NonFiniteLoss, match="advantages has 1 non-finite of 4"):
+        estimate(batch, settings(adv_estimator="reinforce_plus_plus"))
+
+
 # -- the KL penalty in the reward --------------------------------------------------------------------------
 
 

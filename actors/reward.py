@@ -310,7 +310,8 @@ class RewardWorker(Worker):
             names.append("response_mask")
         columns: dict[str, Any] = batch.materialize(names)
         responses = columns["responses"]
-        lengths = columns["attention_mask"][:, -responses.shape[1] :].sum(dim=1)
+        attended = columns["attention_mask"][:, -responses.shape[1] :]
+        lengths = attended.sum(dim=1)
         texts = decode(self._tokenizer, responses, lengths, self._eos_token_ids)
         samples = make_samples(columns, texts, batch.meta_info.get("step"))
         validate = bool(batch.meta_info.get("validate"))
@@ -326,9 +327,7 @@ class RewardWorker(Worker):
             others["reward_extra_info"] = [dict(score.extra) for score in scores]
         self._samples += len(scores)
         self._seconds += time.perf_counter() - start
-        ends = (
-            lengths if "response_mask" not in columns else last_generated(columns["response_mask"], lengths)
-        )
+        ends = last_generated(columns.get("response_mask", attended), lengths)
         placed = place_scores([score.score for score in scores], ends, responses.shape[1])
         failed = torch.tensor(
             [FAILED[one.failure.kind] if one.failure else 0 for one in judged], dtype=torch.int8

@@ -258,9 +258,8 @@ def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tupl
         coefficient,
         settings.kl_penalty,
     )
-    mean_kl = penalised.mean_kl.item()
-    settings.kl.update(mean_kl, n_steps=len(scores_bt))
-    return penalised.rewards_bt, {
-        "actor/reward_kl_penalty": mean_kl,
-        "actor/reward_kl_penalty_coeff": coefficient,
-    }
+    figures = {"actor/reward_kl_penalty_coeff": coefficient}
+    if penalised.rows:  # else no KL was measured, and 0 is not what it is
+        mean_kl = figures["actor/reward_kl_penalty"] = penalised.mean_kl.item()
+        settings.kl.update(mean_kl, n_steps=penalised.rows)
+    return penalised.rewards_bt, figures

@@ -283,6 +283,41 @@ def test_the_adaptive_coefficient_moves_after_the_step_that_used_it() -> None:
     assert used == [0.1, pytest.approx(0.1 * (1 + 0.2 * 2 / 100))]
 
 
+def adapting(**algorithm: Any) -> StepSettings:
+    adaptive = {"type": "adaptive", "kl_coef": 0.1, "target_kl": 0.25, "horizon": 100}
+    return settings(use_kl_in_reward=True, kl_ctrl=adaptive, truncated="mask", **algorithm)
+
+
+@pytest.mark.parametrize(("ref", "error"), [(-1.25, 0.0), (-1.3, 0.2), (-1.275, 0.1), (-1.0, -0.2)])
+@pytest.mark.parametrize("lengths", [(2, 2), (2, 1), (1, 1)])
+def test_the_target_is_in_nats_per_token_however_long_responses_are(
+    lengths: tuple[int, int], ref: float, error: float
+) -> None:
+    chosen = adapting()
+    step(World(lengths=lengths, old=-1.0, ref=ref), chosen, reference=True)
+    assert chosen.kl is not None
+    assert chosen.kl.value == pytest.approx(0.1 * (1 + error * 2 / 100), rel=1e-6)
+
+
+def test_rows_that_are_left_out_of_the_loss_do_not_move_the_coefficient() -> None:
+    """Six samples, of which two are trained on: the coefficient moves as if there were two."""
+    chosen, cut = adapting(adv_estimator="grpo"), [True, True, False, False, True, True]
+    world = World(n=3, lengths=[2] * 6, truncated=cut, scores=[1.0] * 6, ref=-1.5)
+    _, figures = step(world, chosen, critic=False, reference=True)
+    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert chosen.kl is not None
+    assert chosen.kl.value == pytest.approx(0.1 * (1 + 0.2 * 2 / 100), rel=1e-6)
+
+
+def test_where_no_kl_was_measured_the_coefficient_stays_and_none_is_reported() -> None:
+    chosen = adapting()
+    world = World(lengths=(2, 2), truncated=(True, True), ref=-1.5)
+    _, figures = step(world, chosen, reference=True)
+    assert chosen.kl is not None
+    assert chosen.kl.value == figures["actor/reward_kl_penalty_coeff"] == 0.1
+    assert "actor/reward_kl_penalty" not in figures
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [

@@ -9,18 +9,22 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from actors.judge_pool import Failure, JudgeSpec, Question, Verdict, read_frame, write_frame
 from actors.reward_function import NotAScore, load_reward_function, to_score
-from actors.rewards import RowError, Score, reasoning_gym_score
+from actors.rewards import RowError, Score, number_text, reasoning_gym_score
 from neoproto.data.user_code import error_place
 from neoproto.errors import ConfigError
 
 _MATH_LIMIT_S = 3
 """For parsing, and again for comparing: math-verify's own limits, which are signals."""
+_VOTE_LIMIT_S = 1
+_MATH_DIGITS = 6
+"""To which math-verify compares values, see its `verify`."""
 _CPU_GRACE_S = 3
 
 JudgeFn = Callable[[Question], Verdict]
@@ -90,11 +94,45 @@ def judge_math(question: Question) -> Verdict:
             return Failure(kind="input", text=text)
         answer = parse(question.solution, parsing_timeout=_MATH_LIMIT_S)
         right = float(verify(gold, answer, timeout_seconds=_MATH_LIMIT_S))
-        return Score(score=right, acc=right)
+        # Whatever is right is one answer, however it is written.
+        vote = math_vote(gold if right else answer) if question.vote else None
+        return Score(score=right, acc=right, vote=vote)
     except TimeoutException:
         return Failure(kind="timeout", text="math-verify gave up on it")
     except (MemoryError, RecursionError) as error:
         return Failure(kind="error", text=f"math-verify gave up on it: {type(error).__name__}")
+
+
+def math_vote(parsed: Sequence[Any]) -> str:
+    """What an answer that math-verify parsed counts as in a vote.
+
+    Equal texts are equal mathematics by its rules: values to six digits, "x = 5" as 5, "9%" as 9. Where
+    that takes too long, it is the expression as it was written; "" if there was none.
+    """
+    from math_verify.errors import TimeoutException
+    from math_verify.grader import get_pct_val, is_equation, take_last_relation
+    from math_verify.utils import timeout
+    from sympy import Basic, Expr, Integer, cancel, simplify
+
+    def canonical(expression: Any) -> str:
+        if not isinstance(expression, Basic):
+            return str(expression).strip()
+        if is_equation(expression):
+            expression = take_last_relation(expression).rhs
+        whole = get_pct_val(expression)
+        value = whole if isinstance(whole, Integer) else expression.doit()
+        if not value.is_number:
+            value = simplify(value)
+            return str(cancel(value) if isinstance(value, Expr) else value)
+        rounded = value if value.is_Integer else value.round(_MATH_DIGITS)
+        return number_text(Decimal(str(rounded))) if value.is_real else str(rounded)
+
+    if not parsed:
+        return ""
+    try:
+        return str(timeout(_VOTE_LIMIT_S)(canonical)(parsed[0]))
+    except (Exception, TimeoutException):  # noqa: BLE001 — whatever sympy makes of it
+        return str(parsed[-1]).strip() if isinstance(parsed[-1], str) else "an expression"
 
 
 def serve() -> None:

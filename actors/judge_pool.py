@@ -62,12 +62,17 @@ class JudgeSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One answer to judge; what reward functions are called with."""
+    """One answer to judge; what reward functions are called with.
+
+    Attributes:
+        vote: its `Score.vote` is wanted too, which takes math-verify's judge longer.
+    """
 
     data_source: str
     solution: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    vote: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ one batch operation computes each distinct view once.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -229,7 +230,7 @@ def materialize(columns: Mapping[str, Column], device: torch.device | None = Non
         store = store_of(requests[0][2])
         values = store.get_batch([request[2] for request in requests], rows=[r[3] for r in requests])
         for (name, part, _, _, spread), value in zip(requests, values, strict=True):
-            read[name, part] = value if spread is None else _gather(value, spread)
+            read[name, part] = value if spread is None else _repeated(value, spread)
     return {name: _assemble(name, column, read, device) for name, column in columns.items()}
 
 
@@ -270,6 +271,18 @@ def _gather(value: Value, rows: Rows) -> Value:
     if isinstance(value, torch.Tensor):
         return value[torch.as_tensor(index, device=value.device)]
     return value[index]
+
+
+def _repeated(value: Value, rows: Rows) -> Value:
+    """`value[rows]`, where rows that occur again are copies: whoever changes one changes no other."""
+    chosen = _gather(value, rows)
+    if isinstance(chosen, np.ndarray) and chosen.dtype == object:
+        seen: set[int] = set()
+        for at, row in enumerate(np.asarray(rows).tolist()):
+            if row in seen:
+                chosen[at] = copy.deepcopy(chosen[at])
+            seen.add(row)
+    return chosen
 
 
 def _empty(column: Column) -> Value:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
 
 from actors.reward import RewardWorker
-from actors.rewards import check_rows, find_last_number
+from actors.rewards import check_rows
 from actors.rollout import RolloutWorker
 from actors.rollout_options import check_servable, rollout_env
 from meshes.topology import compile_topology
@@ -87,9 +86,11 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
         console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
         samples = answer(config, prepared, placement, folder, console)
         write_samples(folder / "validation", 0, samples)
-        figures = metrics_of(config, samples)
+        figures = metrics_of(samples)
         (folder / "eval.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     console.table(table_of(figures))
+    for name in without_majority(figures):
+        console.say(f"note: {name} has no maj@n: the reward function returns no 'pred', what is voted on")
     console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")
     return figures
 
@@ -243,14 +244,13 @@ def start(runtime: Runtime, prepared: PreparedEval, placement: Placement, timeou
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def metrics_of(config: RunConfig, samples: Sequence[ValidationSample]) -> dict[str, float]:
+def metrics_of(samples: Sequence[ValidationSample]) -> dict[str, float]:
     """`{data source}/{pass}/{metric}`: the pass is `greedy` or `sampled`, metrics as of `answer_metrics`."""
     groups: dict[str, dict[str, list[Answer]]] = {}
     for sample in samples:
         way = "greedy" if sample.label == "greedy" else "sampled"
         by_question = groups.setdefault(f"{sample.data_source}/{way}", {})
-        vote = vote_of(config.reward.name, sample.answer)
-        by_question.setdefault(sample.uid, []).append(Answer(vote=vote, accuracy=sample.accuracy))
+        by_question.setdefault(sample.uid, []).append(Answer(vote=sample.vote, accuracy=sample.accuracy))
     return {
         f"{name}/{metric}": value
         for name, by_question in sorted(groups.items())
@@ -258,10 +258,10 @@ def metrics_of(config: RunConfig, samples: Sequence[ValidationSample]) -> dict[s
     }
 
 
-def vote_of(reward: str, text: str) -> Hashable:
-    """What an answer counts as: its last number where that is what is judged, else its text."""
-    number: Any = find_last_number(text) if reward == "last_number" else None
-    return text.strip() if number is None else number
+def without_majority(figures: Mapping[str, float]) -> list[str]:
+    """`{data source}/{pass}` that have `pass@k`, of several answers a question, and no `maj@n`."""
+    several = {name.rpartition("/")[0] for name in figures if "/pass@" in name}
+    return sorted(several - {name.rpartition("/")[0] for name in figures if "/maj@" in name})
 
 
 def table_of(figures: dict[str, float]) -> Table:

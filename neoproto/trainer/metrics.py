@@ -31,7 +31,8 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
 
     Args:
         columns: `response_mask` [b,t], `attention_mask` [b,p+t], `truncated` [b], `token_level_scores`,
-            `token_level_rewards`, `advantages`, `returns` [b,t] and, with a critic, `values` [b,t]. The 1s
+            `token_level_rewards`, `advantages`, `returns` [b,t] and, with a critic, `values` [b,t]. A score
+            that is not finite, which only a row that is left out of the loss can have, is left out. The 1s
             and 2s of `reward_failed` [b], if it is there, are counted as `reward/timeouts`, `reward/errors`.
     """
     mask_bt = columns["response_mask"].bool()
@@ -39,7 +40,8 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
     width = mask_bt.shape[1]
     lengths_b = columns["attention_mask"][:, -width:].sum(1)
     prompt_lengths_b = columns["attention_mask"][:, :-width].sum(1)
-    figures = spread("critic/score", columns["token_level_scores"].sum(1))
+    score_b = columns["token_level_scores"].sum(1)
+    figures = spread("critic/score", score_b[torch.isfinite(score_b)])
     figures |= spread("critic/rewards", columns["token_level_rewards"].sum(1))
     for name in ("advantages", "returns", "values"):
         if name in columns:

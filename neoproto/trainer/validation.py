@@ -43,7 +43,12 @@ def validation_passes(options: ValKwargsConfig) -> list[ValidationPass]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationSample:
-    """One answer as it is written to the run folder."""
+    """One answer as it is written to the run folder.
+
+    Attributes:
+        vote: what was compared with the ground truth: equal votes are one answer, "" is none; None where its
+            judge does not tell.
+    """
 
     step: int
     label: str
@@ -54,6 +59,7 @@ class ValidationSample:
     ground_truth: str
     score: float
     accuracy: float
+    vote: str | None = None
 
 
 async def validate(
@@ -89,6 +95,8 @@ async def validate(
 def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationSample]:
     """Read the columns of scored answers into rows for people."""
     names = ["uid", "data_source", "raw_prompt", "reward_model", "response_text", "acc", "token_level_scores"]
+    if "vote" in batch:
+        names.append("vote")
     columns: dict[str, Any] = dict(batch.materialize(names))
     totals = np.asarray(columns["token_level_scores"]).sum(1)
     return [
@@ -102,6 +110,7 @@ def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationS
             ground_truth=str(columns["reward_model"][row].get("ground_truth")),
             score=float(totals[row]),
             accuracy=float(columns["acc"][row]),
+            vote=columns["vote"][row] if "vote" in columns else None,
         )
         for row in range(len(batch))
     ]

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,30 @@ def test_equal_expressions_are_right_whatever_they_look_like(maths: JudgeChild) 
     assert asked(maths, "$x^2 + 2x + 1$", "$(x+1)^2$") == right(1.0)
     assert asked(maths, "it is 3", 4) == right(0.0)
     assert asked(maths, "no idea", "4") == right(0.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "also"),
+    [
+        ("$\\frac{1}{2}$", "so 0.50"),
+        ("$x = 7$", "it is 7.0"),
+        ("$\\frac{\\sqrt{2}}{2}$", "$\\frac{1}{\\sqrt 2}$"),
+        ("$x^2 + 2x + 1$", "$(x+1)^2$"),
+        ("$\\{1, 2\\}$", "$\\{2, 1\\}$"),
+        ("no idea", "none"),
+        ("$10^{10000}$", "it is $10^{10000}$"),
+    ],
+)
+def test_equal_mathematics_is_one_vote_right_or_wrong(maths: JudgeChild, said: str, also: str) -> None:
+    def vote(text: str, ground_truth: str) -> str | None:
+        verdict = maths.ask(replace(question(text, ground_truth), vote=True), 60.0)
+        assert isinstance(verdict, Score), verdict
+        return verdict.vote
+
+    assert vote(said, "4") == vote(also, "4")
+    assert vote(said, "4") not in (vote("4", "4"), vote("it is 5", "4"))
+    if said != "no idea":
+        assert vote(said, said) == vote(also, said)
 
 
 def test_a_ground_truth_without_an_expression_is_the_inputs_fault(maths: JudgeChild) -> None:

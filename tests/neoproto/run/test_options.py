@@ -197,7 +197,9 @@ def test_no_option_is_ignored() -> None:
 def test_batch_sizes_count_prompts_times_samples() -> None:
     config = load({f"{ROLLOUT}.n": 4, f"{ACTOR}.ppo_mini_batch_size": 16, "critic.ppo_mini_batch_size": 32})
     assert options.policy_options(config, Path("m"), "cpu", 1).train.mini_batch_samples == 64
+    assert options.policy_options(config, Path("m"), "cpu", 1).train.samples_per_prompt == 4
     assert options.critic_options(config, Path("m"), "cpu", 1).train.mini_batch_samples == 128
+    assert options.critic_options(config, Path("m"), "cpu", 1).train.samples_per_prompt == 4
 
 
 def test_the_schedule_knows_how_long_the_run_is() -> None:

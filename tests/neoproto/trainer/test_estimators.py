@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,61 @@ def test_the_trial_leaves_no_trace(tmp_path: Path) -> None:
     inputs = made_up_inputs(config)
     advantages_bt, _ = chosen_estimator(config)(inputs, AdvantageOptions())
     assert advantages_bt.max() == 1.0
+
+
+SPOILS = """
+def compute_advantages(inputs, options, table):
+    advantages_bt = inputs.rewards_bt.clone()
+    given = (inputs.rewards_bt, inputs.values_bt, inputs.bootstrap_values_b, inputs.truncated_b)
+    for tensor in (*given, inputs.group_ids_b):
+        if tensor is not None:
+            tensor.fill_(1)
+    inputs.mask_bt.zero_()
+    table["seen"].append(len(table["seen"]))
+    assert table["seen"] == [0], "options of an earlier call"
+    return advantages_bt, advantages_bt
+"""
+KEEPS = SPOILS.replace(".fill_(1)", ".clone()").replace("mask_bt.zero_()", "mask_bt.clone()")
+MASKED = {"truncated": "mask", "rollout_correction": {"rollout_is": "token"}}
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("algorithm", [{}, MASKED])
+def test_what_it_changes_in_place_changes_nothing_else(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    def run(text: str) -> tuple[dict[str, list[Any]], dict[str, float]]:
+        config = configured(
+            write(tmp_path, text),
+            options={"table": {"seen": []}},
+            algorithm=algorithm,
+            critic={"enable": True},
+        )
+        check_estimator(config)
+        world = World(scores=(1.0, 3.0), values=0.25, truncated=(False, True), rollout=-1.25)
+        settings = StepSettings.from_config(config)
+        batch, figures = asyncio.run(ppo_step(world.workers(), prompt_batch(), settings, PhaseClock()))
+        columns = {name: column.tolist() for name, column in batch.batch.items()}
+        assert config.algorithm.custom_advantage_function.options == {"table": {"seen": []}}
+        return columns, figures
+
+    assert run(SPOILS) == run(KEEPS)
+
+
+@pytest.mark.usefixtures("store")
+def test_an_estimator_that_a_loop_puts_into_the_settings_gets_copies_too() -> None:
+    def spoils(inputs: AdvantageInputs, options: AdvantageOptions) -> tuple[torch.Tensor, torch.Tensor]:
+        made = inputs.rewards_bt.clone()
+        inputs.rewards_bt.fill_(9.0)
+        inputs.mask_bt.zero_()
+        return made, made
+
+    settings = StepSettings.from_config(load_config({"algorithm": {"adv_estimator": "reinforce_plus_plus"}}))
+    world = World(scores=(1.0, 3.0))
+    workers = world.workers(critic=False)
+    _, figures = asyncio.run(
+        ppo_step(workers, prompt_batch(), replace(settings, estimator=spoils), PhaseClock())
+    )
+    assert figures["critic/rewards/mean"] == 2.0
+    assert figures["critic/advantages/max"] == 3.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from neoproto.config import ValKwargsConfig
+from neoproto.data import DataProto
 from neoproto.store import MemoryStore
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.validation import (
@@ -93,6 +94,16 @@ def test_a_sample_says_what_was_asked_and_what_came_back() -> None:
         score=0.5,
         accuracy=0.5,
     )
+
+
+def test_a_sample_has_the_vote_that_its_judge_told() -> None:
+    class Telling(World):
+        def score(self, batch: DataProto) -> DataProto:
+            told = DataProto.from_dict(non_tensors={"vote": ["7", None]})
+            return super().score(batch).union(told)
+
+    assert [sample.vote for sample in run(Telling(), GREEDY)[1]] == ["7", None]
+    assert [sample.vote for sample in run(World(), GREEDY)[1]] == [None, None]
 
 
 def test_nothing_stays_in_the_store(store: MemoryStore) -> None:

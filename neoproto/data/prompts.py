@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,7 +29,7 @@ from neoproto.data.model_files import (
 )
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
-from neoproto.wording import Problems, one_line
+from neoproto.wording import Problems, one_line, shown
 
 __all__ = [
     "PLAIN_TEMPLATE",
@@ -40,6 +40,7 @@ __all__ = [
     "Truncation",
     "check_model_folder",
     "encode_prompts",
+    "ending",
     "load_tokenizer",
     "read_rows",
     "rows_from_dicts",
@@ -47,6 +48,8 @@ __all__ = [
 
 Truncation = Literal["error", "left", "right", "filter"]
 PLAIN_TEMPLATE = "plain"
+KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Roles that a message may have whatever the chat template; how it writes them is the template's business."""
 
 
 def load_tokenizer(path: str | Path, *, field: str = MODEL_FIELD) -> Any:
@@ -179,6 +182,9 @@ def encode_prompts(
 ) -> EncodedPrompts:
     """Render the messages with the chat template, generation prompt included, and tokenise them.
 
+    A row that ends with the assistant's message asks for its continuation: the template's end of that turn is
+    left out, as transformers' `continue_final_message` does.
+
     Args:
         rows: the prompts.
         tokenizer: of the model that will answer.
@@ -192,9 +198,9 @@ def encode_prompts(
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
-            prompt that cannot be tokenised; prompts without tokens, or with some that the model does not
-            know; with `error`, prompts that are too long (how many, and where the first is and its length);
-            with `filter`, no prompt left.
+            role that neither `KNOWN_ROLES` nor the template has; a prompt that cannot be tokenised; prompts
+            without tokens, or with some that the model does not know; with `error`, prompts that are too long
+            (how many, and where the first is and its length); with `filter`, no prompt left.
     """
     if truncation not in get_args(Truncation):
         raise ConfigError(
@@ -312,6 +318,8 @@ def _tokenise(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
     if not rows:
         raise ConfigError("there are no prompts")
     plain = chat_template == PLAIN_TEMPLATE
+    if not plain:
+        _refuse_unknown_roles(rows, tokenizer, chat_template)
     texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template)
     try:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
@@ -336,12 +344,19 @@ def _joined(row: PromptRow) -> str:
     return "\n".join(message["content"] for message in row.messages)
 
 
+def ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """How a chat template is to end a prompt: with the beginning of the assistant's turn, or inside the one
+    that the last message has begun, which the answer then continues."""
+    continues = messages[-1]["role"] == "assistant"
+    return {"add_generation_prompt": not continues, "continue_final_message": continues}
+
+
 def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[str]:
     texts = []
     for row in rows:
         try:
             text = tokenizer.apply_chat_template(
-                list(row.messages), chat_template=chat_template, add_generation_prompt=True, tokenize=False
+                list(row.messages), chat_template=chat_template, tokenize=False, **ending(row.messages)
             )
         except Exception as error:  # a template is a program of the user's
             raise ConfigError(
@@ -349,6 +364,21 @@ def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
             ) from error
         texts.append(str(text))
     return texts
+
+
+def _refuse_unknown_roles(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> None:
+    """Templates pass over a role that they do not know, or write it down as if the model knew it."""
+    source = str(chat_template or tokenizer.chat_template)
+    problems = Problems()
+    for row in rows:
+        for index, message in enumerate(row.messages):
+            role = message["role"]
+            if role not in KNOWN_ROLES and f"'{role}'" not in source and f'"{role}"' not in source:
+                problems.add(
+                    f"{row.origin}: prompt[{index}].role: {', '.join(KNOWN_ROLES)}, or one that the chat "
+                    f"template names, is needed, got {shown(role)}"
+                )
+    problems.raise_any()
 
 
 def _refuse_unknown_tokens(

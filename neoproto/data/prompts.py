@@ -27,6 +27,7 @@ from neoproto.data.model_files import (
     read_model_config,
     vocabulary_size,
 )
+from neoproto.data.persist import json_text
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
 from neoproto.wording import Problems, one_line, shown
@@ -48,6 +49,8 @@ __all__ = [
 
 Truncation = Literal["error", "left", "right", "filter"]
 PLAIN_TEMPLATE = "plain"
+JUDGED_BY = ("data_source", "reward_model", "extra_info")
+"""What of a row a reward is told, beside the answer."""
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles that a message may have whatever the chat template; how it writes them is the template's business."""
 
@@ -171,6 +174,14 @@ class EncodedPrompts:
             digest.update(f"{row.uid}\0{','.join(map(str, ids))}\n".encode())
         return digest.hexdigest()
 
+    def judged(self) -> dict[str, str]:
+        """For each column that answers are judged by, what changes when a value in it changes."""
+        digests = {name: hashlib.blake2b(digest_size=16) for name in JUDGED_BY}
+        for row in self.rows:
+            for name, digest in digests.items():
+                digest.update(f"{json_text(getattr(row, name))}\n".encode())
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
 
 def encode_prompts(
     rows: Sequence[PromptRow],
@@ -257,7 +268,7 @@ class PromptLoader:
             )
         self._encoded, self._batch_size, self._shuffle, self._seed = encoded, batch_size, shuffle, seed
         self._epoch = self._position = 0
-        self._fingerprint: str | None = None  # of all prompts: made once, when it is first asked for
+        self._of_rows: dict[str, Any] | None = None  # of all prompts: made once, when it is first asked for
         self._order = self._permutation()
 
     @property
@@ -283,27 +294,35 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data, of plain types."""
-        if self._fingerprint is None:
-            self._fingerprint = self._encoded.fingerprint()
+        if self._of_rows is None:
+            self._of_rows = {"fingerprint": self._encoded.fingerprint(), "judged": self._encoded.judged()}
         return {
             "epoch": self._epoch,
             "position": self._position,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint,
+            **self._of_rows,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The batch size may differ, the data and their order may not.
 
+        A state without `judged`, of an earlier version, says nothing of how the rows were judged.
+
         Raises:
-            ConfigError: the data, `seed` or `shuffle` are not those of the state.
+            ConfigError: the data, what they are judged by, `seed` or `shuffle` are not those of the state.
         """
         mine = self.state_dict()
         differing = [key for key in ("fingerprint", "seed", "shuffle") if state[key] != mine[key]]
         if differing:
-            shown = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
-            raise ConfigError(f"the saved position is of other training data: {shown}")
+            listed = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
+            raise ConfigError(f"the saved position is of other training data: {listed}")
+        before = state.get("judged", mine["judged"])
+        if others := [name for name in JUDGED_BY if before.get(name) != mine["judged"][name]]:
+            raise ConfigError(
+                f"the saved position is of rows that were judged otherwise: {', '.join(others)} of some row "
+                "is not what it was; a new run can start from the trained model (neoproto.export)"
+            )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self._order = self._permutation()
 

@@ -128,9 +128,20 @@ def _file_problem(path: Path) -> str | None:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """File names, or whole paths where two names are equal."""
-    names = [path.name for path in paths]
-    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    """File names; with as many folders before them as it takes where names are equal.
+
+    The folders above these do not matter: rows keep their uids when the files are moved together.
+    """
+    whole = [path.absolute().parts for path in paths]
+    names = []
+    for parts in whole:
+        length = next(
+            length
+            for length in range(1, len(parts) + 1)
+            if sum(other[-length:] == parts[-length:] for other in whole) == 1
+        )
+        names.append("/".join(parts[-length:]))
+    return names
 
 
 def _parquet_rows(path: Path, name: str, problems: Problems) -> Iterator[_RawRow]:

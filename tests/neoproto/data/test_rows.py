@@ -65,7 +65,19 @@ def test_extra_info_is_optional_and_a_uid_is_kept(tmp_path: Path) -> None:
 def test_files_of_one_name_give_distinct_uids(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     files = [write_jsonl(tmp_path / "a.jsonl", row()), write_jsonl(tmp_path / "x" / "a.jsonl", row())]
-    assert len({r.uid for r in read_rows(files)}) == 2
+    parent = tmp_path.name
+    assert [r.uid for r in read_rows(files)] == [f"{parent}/a.jsonl:1", "x/a.jsonl:1"]
+
+
+def test_rows_keep_their_uids_when_their_files_are_moved_together(tmp_path: Path) -> None:
+    def uids(root: Path) -> list[str]:
+        files = [root / name / "a.jsonl" for name in ("x", "y")]
+        for file in files:
+            file.parent.mkdir(parents=True)
+            write_jsonl(file, row())
+        return [found.uid for found in read_rows(files)]
+
+    assert uids(tmp_path / "here") == uids(tmp_path / "there") == ["x/a.jsonl:1", "y/a.jsonl:1"]
 
 
 @pytest.mark.parametrize(

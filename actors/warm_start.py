@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neoproto.data.prompts import ending
 from neoproto.errors import ConfigError
 
 __all__ = [
@@ -110,7 +111,7 @@ class Progress(Protocol):
 class Example:
     """One row's chat messages and its right answer."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     answer: str
 
 
@@ -158,7 +159,7 @@ def encode(examples: Sequence[Example], tokenizer: Any, *, longest: int) -> Enco
     shortest: float = float("inf")
     for example in examples:
         prompt = tokenizer.apply_chat_template(
-            example.messages, add_generation_prompt=True, return_dict=False
+            example.messages, return_dict=False, **ending(example.messages)
         )
         answer = [*tokenizer.encode(example.answer, add_special_tokens=False), tokenizer.eos_token_id]
         shortest = min(shortest, len(prompt) + len(answer))

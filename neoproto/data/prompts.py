@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,9 +27,10 @@ from neoproto.data.model_files import (
     read_model_config,
     vocabulary_size,
 )
+from neoproto.data.persist import json_text
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
-from neoproto.wording import Problems, one_line
+from neoproto.wording import Problems, one_line, shown
 
 __all__ = [
     "PLAIN_TEMPLATE",
@@ -40,6 +41,7 @@ __all__ = [
     "Truncation",
     "check_model_folder",
     "encode_prompts",
+    "ending",
     "load_tokenizer",
     "read_rows",
     "rows_from_dicts",
@@ -47,6 +49,10 @@ __all__ = [
 
 Truncation = Literal["error", "left", "right", "filter"]
 PLAIN_TEMPLATE = "plain"
+JUDGED_BY = ("data_source", "reward_model", "extra_info")
+"""What of a row a reward is told, beside the answer."""
+KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Roles that a message may have whatever the chat template; how it writes them is the template's business."""
 
 
 def load_tokenizer(path: str | Path, *, field: str = MODEL_FIELD) -> Any:
@@ -168,6 +174,14 @@ class EncodedPrompts:
             digest.update(f"{row.uid}\0{','.join(map(str, ids))}\n".encode())
         return digest.hexdigest()
 
+    def judged(self) -> dict[str, str]:
+        """For each column that answers are judged by, what changes when a value in it changes."""
+        digests = {name: hashlib.blake2b(digest_size=16) for name in JUDGED_BY}
+        for row in self.rows:
+            for name, digest in digests.items():
+                digest.update(f"{json_text(getattr(row, name))}\n".encode())
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
 
 def encode_prompts(
     rows: Sequence[PromptRow],
@@ -178,6 +192,9 @@ def encode_prompts(
     vocab_size: int | None = None,
 ) -> EncodedPrompts:
     """Render the messages with the chat template, generation prompt included, and tokenise them.
+
+    A row that ends with the assistant's message asks for its continuation: the template's end of that turn is
+    left out, as transformers' `continue_final_message` does.
 
     Args:
         rows: the prompts.
@@ -192,9 +209,9 @@ def encode_prompts(
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
-            prompt that cannot be tokenised; prompts without tokens, or with some that the model does not
-            know; with `error`, prompts that are too long (how many, and where the first is and its length);
-            with `filter`, no prompt left.
+            role that neither `KNOWN_ROLES` nor the template has; a prompt that cannot be tokenised; prompts
+            without tokens, or with some that the model does not know; with `error`, prompts that are too long
+            (how many, and where the first is and its length); with `filter`, no prompt left.
     """
     if truncation not in get_args(Truncation):
         raise ConfigError(
@@ -251,7 +268,7 @@ class PromptLoader:
             )
         self._encoded, self._batch_size, self._shuffle, self._seed = encoded, batch_size, shuffle, seed
         self._epoch = self._position = 0
-        self._fingerprint: str | None = None  # of all prompts: made once, when it is first asked for
+        self._of_rows: dict[str, Any] | None = None  # of all prompts: made once, when it is first asked for
         self._order = self._permutation()
 
     @property
@@ -277,27 +294,35 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data, of plain types."""
-        if self._fingerprint is None:
-            self._fingerprint = self._encoded.fingerprint()
+        if self._of_rows is None:
+            self._of_rows = {"fingerprint": self._encoded.fingerprint(), "judged": self._encoded.judged()}
         return {
             "epoch": self._epoch,
             "position": self._position,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint,
+            **self._of_rows,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The batch size may differ, the data and their order may not.
 
+        A state without `judged`, of an earlier version, says nothing of how the rows were judged.
+
         Raises:
-            ConfigError: the data, `seed` or `shuffle` are not those of the state.
+            ConfigError: the data, what they are judged by, `seed` or `shuffle` are not those of the state.
         """
         mine = self.state_dict()
         differing = [key for key in ("fingerprint", "seed", "shuffle") if state[key] != mine[key]]
         if differing:
-            shown = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
-            raise ConfigError(f"the saved position is of other training data: {shown}")
+            listed = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
+            raise ConfigError(f"the saved position is of other training data: {listed}")
+        before = state.get("judged", mine["judged"])
+        if others := [name for name in JUDGED_BY if before.get(name) != mine["judged"][name]]:
+            raise ConfigError(
+                f"the saved position is of rows that were judged otherwise: {', '.join(others)} of some row "
+                "is not what it was; a new run can start from the trained model (neoproto.export)"
+            )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self._order = self._permutation()
 
@@ -312,6 +337,8 @@ def _tokenise(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
     if not rows:
         raise ConfigError("there are no prompts")
     plain = chat_template == PLAIN_TEMPLATE
+    if not plain:
+        _refuse_unknown_roles(rows, tokenizer, chat_template)
     texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template)
     try:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
@@ -336,12 +363,19 @@ def _joined(row: PromptRow) -> str:
     return "\n".join(message["content"] for message in row.messages)
 
 
+def ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """How a chat template is to end a prompt: with the beginning of the assistant's turn, or inside the one
+    that the last message has begun, which the answer then continues."""
+    continues = messages[-1]["role"] == "assistant"
+    return {"add_generation_prompt": not continues, "continue_final_message": continues}
+
+
 def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[str]:
     texts = []
     for row in rows:
         try:
             text = tokenizer.apply_chat_template(
-                list(row.messages), chat_template=chat_template, add_generation_prompt=True, tokenize=False
+                list(row.messages), chat_template=chat_template, tokenize=False, **ending(row.messages)
             )
         except Exception as error:  # a template is a program of the user's
             raise ConfigError(
@@ -349,6 +383,21 @@ def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
             ) from error
         texts.append(str(text))
     return texts
+
+
+def _refuse_unknown_roles(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> None:
+    """Templates pass over a role that they do not know, or write it down as if the model knew it."""
+    source = str(chat_template or tokenizer.chat_template)
+    problems = Problems()
+    for row in rows:
+        for index, message in enumerate(row.messages):
+            role = message["role"]
+            if role not in KNOWN_ROLES and f"'{role}'" not in source and f'"{role}"' not in source:
+                problems.add(
+                    f"{row.origin}: prompt[{index}].role: {', '.join(KNOWN_ROLES)}, or one that the chat "
+                    f"template names, is needed, got {shown(role)}"
+                )
+    problems.raise_any()
 
 
 def _refuse_unknown_tokens(

@@ -117,7 +117,7 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
     from neoproto.run.session import dry_run, run
 
     if config.dry_run:
-        dry_run(config)
+        dry_run(config, own_loop=own_loop)
     else:
         run(config, own_loop=own_loop)
     return 0

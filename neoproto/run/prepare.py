@@ -28,6 +28,7 @@ from neoproto.data.prompts import (
 )
 from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
+from neoproto.trainer.resume import OWN_LOOP_NONE
 from neoproto.wording import shown
 
 CRITIC_FIELD = "critic.model.path"
@@ -54,6 +55,7 @@ class PreparedRun:
         total_steps: training steps to run.
         pad_token_id, eos_token_ids: what the tokenizer pads with, and what ends an answer.
         notes: what a person should know of the data (rows filtered, truncated).
+        loop: which trainer loop it has, see `neoproto.trainer.resume.code_of`.
     """
 
     config: RunConfig
@@ -65,6 +67,7 @@ class PreparedRun:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     notes: tuple[str, ...]
+    loop: str = OWN_LOOP_NONE
 
 
 def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:

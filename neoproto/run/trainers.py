@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,12 +12,25 @@ from neoproto.runtime.losses import Loss
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
+from neoproto.trainer.resume import OWN_LOOP_NONE, code_of
 from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
 
 Loop = Callable[[TrainingParts], Coroutine[Any, Any, TrainingResult]]
 """A loop of the user's own: trains up to `parts.total_steps`, from `parts.start`."""
+
+
+def loop_code(own_loop: Loop | None) -> str:
+    """Which loop it is: a user's own by its name and the content of its file."""
+    if own_loop is None:
+        return OWN_LOOP_NONE
+    function = inspect.unwrap(own_loop)
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return code_of(code.co_filename if code else "", name)
 
 
 def train(

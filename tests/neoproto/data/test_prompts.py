@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -35,6 +36,20 @@ def tokenizer(chat_template: str | None = TEMPLATE, pad: str | None = "<pad>") -
     )
     made.chat_template = chat_template
     return made
+
+
+class Spy:
+    """A tokenizer that remembers what it was given."""
+
+    def __init__(self, inner: PreTrainedTokenizerFast) -> None:
+        self._inner, self.texts = inner, list[str]()
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        self.texts = texts
+        return self._inner(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def prompt(text: str, index: int = 0) -> PromptRow:
@@ -188,6 +203,51 @@ def test_the_epoch_is_that_of_the_next_batch() -> None:
         seen.append(loader.epoch)
         loader.next_indices()
     assert seen == [0, 0, 1, 1, 2]
+
+
+CHATML = (
+    "{% for m in messages %}[{{ m.role }}] {{ m['content'] }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def asked(*messages: tuple[str, str]) -> PromptRow:
+    return dataclasses.replace(
+        prompt(""), messages=tuple({"role": role, "content": content} for role, content in messages)
+    )
+
+
+def test_an_answer_continues_the_assistants_last_message() -> None:
+    spy = Spy(tokenizer(CHATML))
+    rows = [
+        asked(("user", "a"), ("assistant", "b")),
+        asked(("user", "a")),
+        asked(("user", "a"), ("assistant", "")),
+    ]
+    encode_prompts(rows, spy, 16)
+    assert spy.texts == [
+        "[user] a </s> [assistant] b",
+        "[user] a </s> [assistant] ",
+        "[user] a </s> [assistant] ",
+    ]
+    encode_prompts(rows[:1], spy, 16, chat_template="plain")
+    assert spy.texts == ["a\nb"]
+
+
+def test_a_last_message_that_the_template_drops_cannot_be_continued() -> None:
+    one_turn = "{% for m in messages if m.role == 'user' %}{{ m['content'] }}{% endfor %}"
+    said = r"^letters\.jsonl:0: the chat template cannot be rendered: continue_final_message is set but"
+    with pytest.raises(ConfigError, match=said):
+        encode_prompts([asked(("user", "a"), ("assistant", "b"))], tokenizer(one_turn), 16)
+
+
+def test_a_role_that_neither_we_nor_the_template_know_is_refused() -> None:
+    said = r"^letters\.jsonl:0: prompt\[0\]\.role: system, .*or one that the chat template names, .*got "
+    for role in ("human", "", "User"):
+        with pytest.raises(ConfigError, match=said + repr(role)):
+            encode_prompts([asked((role, "a"))], tokenizer(CHATML), 16)
+    names_it = CHATML + "{# m['role'] == 'human' #}"
+    assert len(encode_prompts([asked(("human", "a"), ("tool", "b"))], tokenizer(names_it), 16)) == 1
 
 
 def test_a_restored_loader_goes_on_where_the_other_stopped() -> None:

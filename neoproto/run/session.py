@@ -31,7 +31,7 @@ from neoproto.run.folder import (
     open_run_log,
     run_folder,
 )
-from neoproto.run.loggers import open_services
+from neoproto.run.loggers import Services, open_services
 from neoproto.run.plan import show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
@@ -184,7 +184,7 @@ class RunSession:
         folder: Path,
         console: RunConsole,
         starts: Starts,
-        services: Tracker,
+        services: Services,
         own_loop: Loop | None = None,
     ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
@@ -246,6 +246,7 @@ class RunSession:
     def mark_begun(self, start: StartPoint) -> None:
         """Training begins: from now on the folder's run is not complete, and has nothing after `start`."""
         mark_incomplete(self._folder)
+        self._services.begin(start.step)
         self._starts.cut(start)
 
     def parts(self, crew: Crew, tracker: Tracker, start: StartPoint) -> TrainingParts:

@@ -26,6 +26,7 @@ from _virtual_time import VirtualLoop
 
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
+from neoproto.run.process import collect_garbage_rarely
 from neoproto.store import MemoryStore, use_store
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.protocols import Workers
@@ -425,6 +426,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(given)
     torch.set_num_threads(1)  # what the controller computes is measured on its thread
+    collect_garbage_rarely()  # as the command does
     base: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
     bound = setup_of(options, MODES[0], replicas=options.base_replicas, prompts=options.prompts).bound
     scaled: dict[int, dict[str, Outcome]] = {}

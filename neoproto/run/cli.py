@@ -114,8 +114,10 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
 
     config = load_config(mapping)
     check_stack()
+    from neoproto.run.process import collect_garbage_rarely
     from neoproto.run.session import dry_run, run
 
+    collect_garbage_rarely()
     if config.dry_run:
         dry_run(config, own_loop=own_loop)
     else:

@@ -112,7 +112,7 @@ def test_a_process_that_answers_no_heartbeat_is_ended_and_replaced() -> None:
         cluster.processes[0].gates["ping"] = asyncio.Event()
         started = time.monotonic()
         await one_restart(cluster)
-        assert 0.15 < time.monotonic() - started < 2
+        assert time.monotonic() - started > 0.15
         assert cluster.processes[0].closed
 
     cluster.run(play)

@@ -112,18 +112,17 @@ def math_vote(parsed: Sequence[Any]) -> str:
     from math_verify.errors import TimeoutException
     from math_verify.grader import get_pct_val, is_equation, take_last_relation
     from math_verify.utils import timeout
-    from sympy import Basic, Expr, Integer, cancel, simplify
 
     def canonical(expression: Any) -> str:
-        if not isinstance(expression, Basic):
+        if not hasattr(expression, "is_number"):  # words, a matrix
             return str(expression).strip()
         if is_equation(expression):
             expression = take_last_relation(expression).rhs
         whole = get_pct_val(expression)
-        value = whole if isinstance(whole, Integer) else expression.doit()
+        value = whole if getattr(whole, "is_Integer", False) else expression.doit()
         if not value.is_number:
-            value = simplify(value)
-            return str(cancel(value) if isinstance(value, Expr) else value)
+            value = value.simplify()
+            return str(value.cancel() if hasattr(value, "cancel") else value)
         rounded = value if value.is_Integer else value.round(_MATH_DIGITS)
         return number_text(Decimal(str(rounded))) if value.is_real else str(rounded)
 

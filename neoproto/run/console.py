@@ -129,9 +129,12 @@ def short_name(metric: str) -> str:
     return metric.removeprefix("val-core/").replace("/acc/", " ")
 
 
+OVERLAP = "Phases overlap, and all but testing and save_checkpoint lie within step: they do not add up."
+
+
 def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
     """Validation before and after, then steps, samples, tokens, seconds by phase and around the training."""
-    table = Table(title="result", title_justify="left")
+    table = Table(title="result", title_justify="left", caption=OVERLAP, caption_justify="left")
     table.add_column("figure")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")

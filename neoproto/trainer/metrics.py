@@ -60,8 +60,9 @@ def logprob_difference(rollout_bt: Tensor, policy_bt: Tensor, mask_bt: Tensor) -
     """How far what rollout sampled with lies from what the policy recomputes, over the tokens of the mask.
 
     Returns:
-        Spread of |p_rollout - p_policy|, mean and max of |log p_rollout - log p_policy|, and estimates k1 and
-        k3 of KL(rollout || policy) in nats per token; nothing without tokens.
+        Mean, max and unbiased standard deviation (0 of one token) of |p_rollout - p_policy|, mean and max of
+        |log p_rollout - log p_policy|, and estimates k1 and k3 of KL(rollout || policy) in nats per token;
+        nothing without tokens.
     """
     mask_bt = mask_bt.bool()
     if not bool(mask_bt.any()):
@@ -73,7 +74,7 @@ def logprob_difference(rollout_bt: Tensor, policy_bt: Tensor, mask_bt: Tensor) -
     return {
         "training/rollout_probs_diff_mean": probs_n.mean().item(),
         "training/rollout_probs_diff_max": probs_n.max().item(),
-        "training/rollout_probs_diff_std": probs_n.std(correction=0).item(),
+        "training/rollout_probs_diff_std": probs_n.std(correction=min(1, len(probs_n) - 1)).item(),
         "training/rollout_log_probs_diff_mean": logs_n.mean().item(),
         "training/rollout_log_probs_diff_max": logs_n.max().item(),
         "rollout_corr/kl": kl_estimate(rollout_n, policy_n, every, "k1").mean().item(),

@@ -138,8 +138,8 @@ class Recorder:
     def validation(self, step: int, figures: Mapping[str, float], seconds: float) -> None:
         """Book a validation: its scores, and how long it took."""
         if step == 0:
-            self._first_validation = figures
-        self._last_validation = figures
+            self._first_validation = dict(figures)
+        self._last_validation = dict(figures)
         figures = {**figures, "timing_s/testing": seconds}
         self._book(figures)
         self._tracker.log(figures, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ def test_asynchronous_calls_overlap_up_to_the_limit(tmp_path: Path) -> None:
         ("raise TimeoutError('of its own')", "raised line 3: TimeoutError: of its own"),
         ("raise SystemExit(3)", "raised line 3: SystemExit: 3"),
         ("raise KeyboardInterrupt", "raised line 3: KeyboardInterrupt"),
+        ("raise GeneratorExit", "raised line 3: GeneratorExit"),
         ("import asyncio; raise asyncio.CancelledError", "raised line 3: CancelledError"),
     ],
 )
@@ -106,6 +108,15 @@ def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, b
     assert said in text
     assert "sample q42 (data source letters, step 7)" in text
     assert "compute_score of " in text
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "return 5", "await asyncio.sleep(0.1)"])
+def test_what_an_asynchronous_function_forks_does_not_come_back(tmp_path: Path, end: str) -> None:
+    body = f"import os\n    if os.fork() == 0: {end}\n    return 1"
+    assert scores(custom(tmp_path, body, prefix="async "), sample()) == [1.0]
+    pid, status = os.waitpid(-1, 0)
+    assert pid
+    assert os.waitstatus_to_exitcode(status) in (0, 1)
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])

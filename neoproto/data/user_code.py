@@ -198,6 +198,8 @@ class _Interrupts:
 
     def came(self) -> bool:
         """Whether there was a Ctrl-C; True where nobody notes them, as a library cannot know."""
+        if threading.current_thread() is not threading.main_thread():
+            return False  # Python raises it in the main thread only
         if self._pipe is None:
             return True
         with contextlib.suppress(BlockingIOError):

@@ -380,6 +380,18 @@ def test_a_judge_that_dies_leaves_nothing(tmp_path: Path, whose: str) -> None:
     owner.communicate()
 
 
+@pytest.mark.parametrize(
+    "end", ["os.killpg(0, 9)", "os.kill(os.getppid(), 9)", "os.execv('/bin/true', ['true'])"]
+)
+def test_what_a_judge_does_to_its_group_or_its_parent_costs_one_answer(tmp_path: Path, end: str) -> None:
+    child = JudgeChild(custom(tmp_path, f"{end} if solution_str else None; time.sleep(0.1); return 1"))
+    verdict = asked(child, "now", 0)
+    assert isinstance(verdict, Failure)
+    assert verdict.text.startswith("ended its process (")
+    assert asked(child, "", 0) == right(1.0)
+    child.stop()
+
+
 def test_a_keeper_does_not_have_the_mark_of_a_run() -> None:
     """What ends a run by it would end the keeper first, and its judge's children would live on."""
     assert RUN_MARK == guardian.MARK

@@ -177,7 +177,7 @@ class _Interrupts:
     """Reads the numbers of signals that Python writes to the wakeup descriptor, before any handler runs."""
 
     def __init__(self) -> None:
-        self._pipe: int | None = None
+        self._pipe: tuple[int, int] | None = None
         self._came = False
 
     @contextlib.contextmanager
@@ -185,16 +185,15 @@ class _Interrupts:
         if self._pipe is not None or threading.current_thread() is not threading.main_thread():
             yield
             return
-        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        self._pipe, self._came = read_end, False
+        self._pipe, self._came = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC), False
+        before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         try:
             yield
         finally:
-            self._pipe = None
             signal.set_wakeup_fd(before)
-            os.close(read_end)
-            os.close(write_end)
+            pipe, self._pipe = self._pipe, None
+            for end in pipe:
+                os.close(end)
 
     def came(self) -> bool:
         """Whether there was a Ctrl-C; True where nobody notes them, as a library cannot know."""
@@ -202,8 +201,12 @@ class _Interrupts:
             return False  # Python raises it in the main thread only
         if self._pipe is None:
             return True
+        read_end, write_end = self._pipe
+        if (found := signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)) != write_end:
+            signal.set_wakeup_fd(found)  # another library's now, or taken away by one
+            return True
         with contextlib.suppress(BlockingIOError):
-            while numbers := os.read(self._pipe, 4096):
+            while numbers := os.read(read_end, 4096):
                 self._came |= signal.SIGINT in numbers
         return self._came
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_a_ctrl_c_while_the_file_runs_is_not_its_error(tmp_path: Path) -> None:
     text = "import signal\nsignal.raise_signal(signal.SIGINT)\n"
     with noted_interrupts(), pytest.raises(KeyboardInterrupt):
         load_function(write(tmp_path, text), "f", field="x")
+
+
+def test_where_nobody_can_note_it_an_interrupt_is_taken_for_a_persons(tmp_path: Path) -> None:
+    path = write(tmp_path, "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load_function(path, "f", field="x")
+    with noted_interrupts():
+        signal.set_wakeup_fd(-1)  # as asyncio's remove_signal_handler does
+        with pytest.raises(KeyboardInterrupt):
+            load_function(path, "f", field="x")
 
 
 @pytest.mark.parametrize("end", ["raise SystemExit(3)", "pass", "1 / 0"])

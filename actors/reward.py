@@ -14,6 +14,7 @@ import asyncio
 import copy
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from actors.rewards import AUTO, RowError, Score, choose_built_in, exact_match, 
 from actors.spread import SPREAD
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
-from neoproto.data.user_code import error_place
+from neoproto.data.user_code import end_fork, error_place
 from neoproto.errors import ConfigError, RewardError
 from neoproto.runtime import Dispatch, Worker, register
 
@@ -208,19 +209,13 @@ class Judge:
             async with permits:
                 limit = max(0.0, min(limit, until - time.monotonic()))
                 async with asyncio.timeout(limit) as clock:
-                    returned = await function(
-                        data_source=sample.data_source,
-                        solution_str=sample.solution,
-                        # The samples of a prompt share these objects, and the function may change its own.
-                        ground_truth=copy.deepcopy(sample.ground_truth),
-                        extra_info=copy.deepcopy(dict(sample.extra_info)),
-                    )
+                    returned = await _answer(function, sample)
             return to_score(returned)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             return Failure(kind="error", text=f"raised {self._place(error)}")  # nobody asked it to stop
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 — its exit must not end us
+        except BaseException as error:  # noqa: BLE001 — its exit must not end us
             if isinstance(error, TimeoutError) and clock.expired():
                 return Failure(kind="timeout", text=f"took longer than {limit:g} s")
             if isinstance(error, NotAScore):
@@ -346,6 +341,24 @@ class RewardWorker(Worker):
             "timeouts": float(self._judge.timeouts),
             "errors": float(self._judge.errors),
         }
+
+
+async def _answer(function: Callable[..., Any], sample: Sample) -> Any:
+    """What the user's asynchronous function returns; a process that it forked ends here."""
+    pid, raised = os.getpid(), None
+    try:
+        return await function(
+            data_source=sample.data_source,
+            solution_str=sample.solution,
+            # The samples of a prompt share these objects, and the function may change its own.
+            ground_truth=copy.deepcopy(sample.ground_truth),
+            extra_info=copy.deepcopy(dict(sample.extra_info)),
+        )
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        end_fork(pid, raised)
 
 
 def decode(

@@ -41,7 +41,13 @@ from neoproto.run.recipes import torch_env
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
 from neoproto.runtime.placement import DeviceType, Placement, placement_table
 from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.validation import ValidationSample, validate, validation_passes, write_samples
+from neoproto.trainer.validation import (
+    ValidationSample,
+    failure_metrics,
+    validate,
+    validation_passes,
+    write_samples,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +93,13 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
         samples = answer(config, prepared, placement, folder, console)
         write_samples(folder / "validation", 0, samples)
         figures = metrics_of(samples)
-        (folder / "eval.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        failures = failure_metrics(samples)
+        written = json.dumps(figures | failures, indent=2) + "\n"
+        (folder / "eval.json").write_text(written, encoding="utf-8")
     console.table(table_of(figures))
+    if failures:
+        count, log = int(sum(failures.values())), folder / "logs" / "reward" / "rank0.log"
+        console.say(f"note: {count} of {len(samples)} answers got no score and count as wrong: {log}")
     for name in without_majority(figures):
         console.say(f"note: {name} has no maj@n: the reward function returns no 'pred', what is voted on")
     console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")

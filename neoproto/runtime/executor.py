@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +50,60 @@ class _SyncCall:
     reply: Reply
     context: contextvars.Context
     deadline: float = math.inf
+
+
+_in_method = contextvars.ContextVar("in_method", default=False)
+"""Whether an async method of a worker runs, or a task that it started."""
+
+
+class ContainedTask(Coroutine[Any, Any, Any]):
+    """A coroutine whose `SystemExit` and `KeyboardInterrupt` are errors of its task.
+
+    asyncio ends the event loop by them too, and with it everything that the process answers.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self.__qualname__ = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)  # in its repr
+
+    def send(self, value: Any) -> Any:
+        return self._contained(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._contained(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    @staticmethod
+    def _contained(step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _as_exception(error) from error
+
+
+def contain_exits(loop: asyncio.AbstractEventLoop) -> None:
+    """Have tasks that methods start on the loop be `ContainedTask`s."""
+
+    def make(
+        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        work = ContainedTask(coroutine) if _in_method.get() else coroutine
+        return asyncio.Task(work, loop=loop, **options)
+
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(make)  # type: ignore[arg-type] # typeshed's protocol has no options
+
+
+def _as_exception(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    text = f"the worker raised {type(error).__name__}({error})"
+    return RuntimeError(text).with_traceback(error.__traceback__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +152,7 @@ class WorkerExecutor:
         self._context = contextvars.copy_context()
         self._where = f"{identity.group_name}[{identity.rank}] on {host}"
         self._rendezvous, self._loop = rendezvous, loop
+        contain_exits(loop)
         trace.open_process(f"{identity.group_name}-rank{identity.rank}")
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
@@ -240,14 +295,17 @@ class WorkerExecutor:
 
     async def _run_async(self, header: CallHeader, payload: bytes, reply: Reply, deadline: float) -> None:
         set_deadline(deadline)
+        _in_method.set(True)
         outcome: Failure | bytes
         try:
             args, kwargs = decode(payload)
             with self._span(header):
                 result = await self._method(header)(*args, **kwargs)
             outcome = encode(result)
-        except asyncio.CancelledError:
-            outcome = self._cancelled(header)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            asked = task is None or task.cancelling()
+            outcome = self._cancelled(header) if asked else self._failure(error)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
             outcome = self._failure(error)
         reply(outcome)
@@ -278,10 +336,7 @@ class WorkerExecutor:
         return method
 
     def _failure(self, error: BaseException) -> Failure:
-        if not isinstance(error, Exception):
-            error = RuntimeError(f"the worker raised {type(error).__name__}({error})").with_traceback(
-                error.__traceback__
-            )
+        error = _as_exception(error)
         return encode_failure(error, self._where, broken=isinstance(error, GroupBroken))
 
     def _refusal(self) -> Exception | None:

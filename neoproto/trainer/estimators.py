@@ -16,7 +16,7 @@ from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Es
 from neoproto.algorithms.masking import fill_masked
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
-from neoproto.data.user_code import error_place, load_function
+from neoproto.data.user_code import error_place, load_function, run_users
 from neoproto.errors import AdvantageError, ConfigError
 from neoproto.wording import shown_with_type
 
@@ -79,12 +79,17 @@ class OwnEstimator:
             AdvantageError: it raised (with the line), or returned something else than two float tensors of
                 the rewards' shape.
         """
-        try:
+
+        def work() -> Any:
             with torch.no_grad():
-                returned = self._function(inputs.copy(), options, **copy.deepcopy(dict(self._keywords)))
-        except Exception as error:
-            place = error_place(error, self._file)
-            raise AdvantageError(f"{self._name} in {self._file} raised: {place}") from error
+                return self._function(inputs.copy(), options, **copy.deepcopy(dict(self._keywords)))
+
+        returned = run_users(
+            work,
+            lambda error: AdvantageError(
+                f"{self._name} in {self._file} raised: {error_place(error, self._file)}"
+            ),
+        )
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             raise self._no_estimate(f"two tensors, got {shown_with_type(returned)}")
         rewards_bt = inputs.rewards_bt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def test_asynchronous_calls_overlap_up_to_the_limit(tmp_path: Path) -> None:
         ("raise TimeoutError('of its own')", "raised line 3: TimeoutError: of its own"),
         ("raise SystemExit(3)", "raised line 3: SystemExit: 3"),
         ("raise KeyboardInterrupt", "raised line 3: KeyboardInterrupt"),
+        ("raise GeneratorExit", "raised line 3: GeneratorExit"),
         ("import asyncio; raise asyncio.CancelledError", "raised line 3: CancelledError"),
     ],
 )
@@ -164,6 +166,15 @@ def test_what_a_function_changes_in_place_is_seen_by_no_other_call(tmp_path: Pat
     assert scores(judge, *(sample(uid=f"q{number}", **row) for number in range(3))) == [3.0] * 3
     assert row == {"ground_truth": [0], "extra_info": {"seen": []}}
     judge.close()
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "return 5", "await asyncio.sleep(0.1)"])
+def test_what_an_asynchronous_function_forks_does_not_come_back(tmp_path: Path, end: str) -> None:
+    body = f"import os\n    if os.fork() == 0: {end}\n    return 1"
+    assert scores(custom(tmp_path, body, prefix="async "), sample()) == [1.0]
+    pid, status = os.waitpid(-1, 0)
+    assert pid
+    assert os.waitstatus_to_exitcode(status) in (0, 1)
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])

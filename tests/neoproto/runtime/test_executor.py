@@ -52,6 +52,19 @@ class Recorder(Worker):
     def leave(self) -> None:
         raise SystemExit(3)
 
+    async def leave_in_a_task(self, error: BaseException) -> None:
+        async def leave() -> None:
+            raise error
+
+        await asyncio.gather(leave())
+
+    async def forget_a_task(self) -> int:
+        asyncio.get_running_loop().create_task(asyncio.sleep(0)).cancel()
+        return 1
+
+    async def cancel_itself(self) -> None:
+        raise asyncio.CancelledError
+
     async def doze(self, seconds: float) -> float:
         await asyncio.sleep(seconds)
         return self.remaining()
@@ -135,6 +148,22 @@ def test_a_call_whose_arguments_do_not_unpickle_keeps_its_place(bench: Bench) ->
     assert number == 2
     assert isinstance(error, Exception)
     assert bench.reply() == (3, [7, 1, 2, "next"])
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+def test_an_exit_in_a_task_of_a_methods_does_not_end_the_loop(bench: Bench, error: BaseException) -> None:
+    bench.call("leave_in_a_task", error, place=None)
+    raised = bench.reply()[1]
+    assert isinstance(raised, RuntimeError)
+    assert f"the worker raised {type(error).__name__}(" in str(raised)
+    bench.call("forget_a_task", place=None)
+    assert bench.reply()[1] == 1
+
+
+def test_a_method_that_raises_a_cancellation_was_not_cancelled(bench: Bench) -> None:
+    bench.call("cancel_itself", place=None)
+    raised = bench.reply()[1]
+    assert "the worker raised CancelledError()" in str(raised)
 
 
 def test_exceptions_and_exits_become_replies(bench: Bench) -> None:

@@ -13,6 +13,7 @@ import torch
 from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
+from neoproto.data.user_code import noted_interrupts
 from neoproto.errors import AdvantageError, ConfigError, NeoProtoError
 from neoproto.run.restarts import of_a_process
 from neoproto.trainer.estimators import check_estimator, chosen_estimator, made_up_inputs
@@ -174,6 +175,9 @@ def test_an_estimator_that_a_loop_puts_into_the_settings_gets_copies_too() -> No
     ("body", "said"),
     [
         ("return 1 / 0", r"mine\.py raised: line 2: ZeroDivisionError: division by zero, on a small batch"),
+        ("raise SystemExit(0)", r"mine\.py raised: line 2: SystemExit: 0, on a small batch"),
+        ("raise KeyboardInterrupt", r"mine\.py raised: line 2: KeyboardInterrupt, on a small batch"),
+        ("raise GeneratorExit", r"mine\.py raised: line 2: GeneratorExit, on a small batch"),
         ("return i.rewards_bt", r"should return two tensors, got tensor\("),
         ("return 1, i.rewards_bt", r"should return advantages as a tensor, got 1 \(int\)"),
         (
@@ -189,7 +193,8 @@ def test_an_estimator_that_a_loop_puts_into_the_settings_gets_copies_too() -> No
 )
 def test_mistakes_are_one_line_before_a_run(tmp_path: Path, body: str, said: str) -> None:
     path = write(tmp_path, f"def compute_advantages(i, o):\n    {body}\n")
-    with pytest.raises(ConfigError, match=rf"^algorithm\.custom_advantage_function: .*{said}") as caught:
+    said = rf"^algorithm\.custom_advantage_function: .*{said}"
+    with noted_interrupts(), pytest.raises(ConfigError, match=said) as caught:
         check_estimator(configured(path))
     assert "\n" not in str(caught.value)
 

@@ -109,7 +109,10 @@ class Axes:
 
 
 def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, Any]:
-    """A panel and its curves: run, line, axis, values, and a band's lower and upper edge."""
+    """A panel and its curves: run, line, axis, values, and a band's lower and upper edge.
+
+    `zero`: they say nothing but 0, and the panel is drawn on request.
+    """
     curves, most = [], points_for(len(runs))
     for run_number, run in enumerate(runs):
         for line_number, line in enumerate(panel.lines):
@@ -133,6 +136,7 @@ def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, A
         "help": panel.help,
         "stacked": panel.kind == "stacked",
         "log": panel.log,
+        "zero": all(value == 0 for curve in curves for value in curve["y"] if math.isfinite(value)),
         "lines": [
             {"label": line.label, "markers": line.markers, "metric": line.metric} for line in panel.lines
         ],

@@ -136,12 +136,18 @@ def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, A
         "help": panel.help,
         "stacked": panel.kind == "stacked",
         "log": panel.log,
-        "zero": all(value == 0 for curve in curves for value in curve["y"] if math.isfinite(value)),
+        "zero": is_zero([one for curve in curves for one in (curve, *curve.get("band", []))]),
         "lines": [
             {"label": line.label, "markers": line.markers, "metric": line.metric} for line in panel.lines
         ],
         "curves": curves,
     }
+
+
+def is_zero(curves: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all that can be drawn is 0."""
+    values = [value for curve in curves for value in curve["y"] if math.isfinite(value)]
+    return bool(values) and not any(values)
 
 
 def metric_data(runs: Sequence[RunData], axes: Axes) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ const DASH_LENGTHS = ["none", "6 3", "2 3", "6 3 2 3", "10 3", "10 3 2 3"];
 // Colours are the style sheet's, which has them for light and for dark: of runs and lines by number.
 const COLOURS = 12;
 const DARK = window.matchMedia("(prefers-color-scheme: dark)");
-const colourName = (index) => `--c${index % COLOURS}`;
+const colourName = (index) => `--c${(index + COLOURS) % COLOURS}`;
 const theme = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colourOf = (index) => theme(colourName(index));
 

@@ -106,6 +106,9 @@ def draw_lines(axes: Axes, panel: Panel, runs: Sequence[RunData]) -> None:
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], columns: int) -> None:
+    """Outside the charts, in so many columns at most."""
+    if not labels:  # nothing could be drawn: every value is too great, say
+        return
     figure.legend(
         handles,
         labels,

@@ -38,6 +38,8 @@ FIRST_GUESS_S = {"short": 0.5, "long_tailed": 1.3}
 MOST_STEPS = 100_000
 LEAST_INTERVALS = 5
 """Steps to take a median of."""
+SPARE = 1.5
+"""A turn lasts so much longer than the steps of the turn before would need: seconds of a step differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,7 +232,8 @@ def seconds_of_a_turn(options: Options, before: tuple[Side, Side] | None) -> flo
     if before is None:
         return options.seconds
     least = options.warmup + LEAST_INTERVALS + 1  # one more: a turn ends with a whole step
-    return max(options.seconds, *(least * side.training_s / side.steps for side in before))
+    slower = max(side.training_s / side.steps for side in before)
+    return max(options.seconds, SPARE * least * slower)
 
 
 def job_of(
@@ -367,7 +370,9 @@ def figures_of(
     mine, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     # Turns that were too short count for want of others.
     timed = [pair for pair in pairs if pair[0].enough and pair[1].enough]
-    few = None if timed else f"a median of {min(len(side.step_s) for pair in pairs for side in pair)} steps"
+    few = (
+        None if timed else f"{min(len(side.step_s) for pair in pairs for side in pair)} timed step(s) a turn"
+    )
     seconds = [
         statistics.median(side.median_s for side in sides) for sides in zip(*(timed or pairs), strict=True)
     ]

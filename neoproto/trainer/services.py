@@ -32,6 +32,7 @@ STEP, START = "training/global_step", "training/start"
 """The step of a row; the number of the start that logged it, in rows of the second and later ones."""
 FOLDER_STORE = "mlruns"
 LONGEST_TAG = 5000
+"""Characters of a tag of MLflow; of more starts the newest are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +154,10 @@ class MlflowTracker:
     def begin(self, starts: Sequence[RunStart]) -> None:
         self._start = starts[-1].start
         if len(starts) > 1:
-            self._client.set_tag(self._run_id, "starts", json.dumps([asdict(one) for one in starts]))
+            newest = [asdict(one) for one in starts]
+            while len(text := json.dumps(newest)) > LONGEST_TAG:
+                del newest[0]
+            self._client.set_tag(self._run_id, "starts", text)
         if lines := [superseded_line(start) for start in starts if start.superseded]:
             self._client.set_tag(self._run_id, "superseded", "; ".join(lines)[-LONGEST_TAG:])
 

@@ -167,13 +167,13 @@ def test_a_turn_lasts_until_the_slower_side_has_enough_steps(scripts: SimpleName
     assert scripts.bench.seconds_of_a_turn(options, None) == 30
     quick, slow = side(scripts, 1.0, 0.5), side(scripts, 20.0, 0.5, steps=6)
     assert scripts.bench.seconds_of_a_turn(options, (quick, quick)) == 30
-    assert scripts.bench.seconds_of_a_turn(options, (quick, slow)) == 8 * 20
+    assert scripts.bench.seconds_of_a_turn(options, (quick, slow)) == 1.5 * 8 * 20
 
 
 def test_short_turns_count_for_want_of_others_and_are_marked(scripts: SimpleNamespace, course: Any) -> None:
     short = (side(scripts, 9.0, 0.5), side(scripts, 1.0, 0.5, steps=6))
     long = (side(scripts, 1.0, 0.5), side(scripts, 2.0, 0.5))
-    for pairs, ratio, mark in (([short, long], 0.5, None), ([short], 9.0, "a median of 4 steps")):
+    for pairs, ratio, mark in (([short, long], 0.5, None), ([short], 9.0, "4 timed step(s) a turn")):
         step, samples, *_ = scripts.bench.figures_of(course, "grpo", pairs, (0.4, 0.8))
         assert (step.value, step.incomplete, samples.incomplete) == (ratio, mark, mark)
         assert step.detail["steps"]["trl"][0] == 6
@@ -219,9 +219,9 @@ def test_a_peer_that_fails_leaves_the_finished_turns(
     assert told["problems"] == ["the peer failed with code 9:\nKilled"]
     step = told["figures"][0]
     assert (step["value"], step["incomplete"]) == (0.1, "2 of 3 turns")
-    # The first turn follows a guess; then the peer, at 20 s a step, gets its 8 steps.
+    # The first turn follows a guess; then the peer, at 20 s a step, gets its 12 steps.
     assert asked[0] == (23, 46.0)
-    assert asked[1] == asked[2] == (80, 160.0)
+    assert asked[1] == asked[2] == (120, 240.0)
 
 
 def test_figures_compare_medians_of_seconds_and_means_of_scores(

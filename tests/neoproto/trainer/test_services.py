@@ -15,7 +15,7 @@ import pytest
 
 from neoproto.errors import ConfigError
 from neoproto.trainer import services
-from neoproto.trainer.service_runs import ServiceRuns
+from neoproto.trainer.service_runs import RunStart, ServiceRuns
 from neoproto.trainer.services import (
     MlflowTracker,
     RunLabels,
@@ -171,6 +171,11 @@ def test_mlflow_has_one_run_for_a_folder_and_says_what_is_superseded(tmp_path: P
         run.data.tags["superseded"],
     )
     assert [one["step"] for one in json.loads(run.data.tags["starts"])] == [0, 2, 3]
+    tracker.begin([RunStart(start=number, step=0, time=0.0, first=0, last=9) for number in range(1, 301)])
+    tags = client.get_run(run.info.run_id).data.tags
+    assert max(map(len, tags.values())) <= 5000
+    assert json.loads(tags["starts"])[-1]["start"] == 300
+    assert tags["superseded"].endswith("by start 300")
 
 
 @pytest.mark.skipif(util.find_spec("mlflow") is None, reason="mlflow is not installed")

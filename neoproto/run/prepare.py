@@ -13,8 +13,9 @@ from typing import Any
 
 from actors.rewards import check_rows
 from actors.rollout_options import check_servable
+from actors.torch_model import check_savable
 from neoproto.config import RunConfig
-from neoproto.data.model_files import MODEL_FIELD, count_parameters, read_json_object, vocabulary_size
+from neoproto.data.model_files import MODEL_FIELD, count_parameters, end_token_ids, vocabulary_size
 from neoproto.data.prompts import (
     PLAIN_TEMPLATE,
     EncodedPrompts,
@@ -29,7 +30,6 @@ from neoproto.data.prompts import (
 from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
 from neoproto.trainer.resume import OWN_LOOP_NONE
-from neoproto.wording import shown
 
 CRITIC_FIELD = "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -94,6 +94,8 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         field=MODEL_FIELD,
         engine=config.actor_rollout_ref.rollout.name,
     )
+    if config.actor_rollout_ref.model.path is not None:  # a built-in one is known to be
+        check_savable(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
         critic_dir = critic_folder(config, model_dir, tokenizer, device)
@@ -242,22 +244,12 @@ def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, dev
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end an answer: the tokenizer's, and those of the model's generation config.
+    """Tokens that end an answer: the tokenizer's, and those that the model's files name.
 
     Raises:
-        ConfigError: the generation config cannot be read, or names what is no token of the model.
+        ConfigError: see `end_token_ids`.
     """
-    path = model_dir / "generation_config.json"
-    listed = read_json_object(path, field=MODEL_FIELD).get("eos_token_id") if path.exists() else None
-    more = listed if isinstance(listed, list) else [] if listed is None else [listed]
-    known = vocabulary_size(model_dir)
-    for one in more:
-        if type(one) is not int or one < 0 or (known is not None and one >= known):
-            most = "" if known is None else f" below {known} (vocab_size in config.json)"
-            raise ConfigError(
-                f"{MODEL_FIELD}: {path}: eos_token_id: token numbers{most} are needed, got {shown(listed)}"
-            )
-    return tuple(sorted({int(tokenizer.eos_token_id), *more}))
+    return tuple(sorted({int(tokenizer.eos_token_id), *end_token_ids(model_dir)}))
 
 
 def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> EncodedPrompts:

@@ -174,6 +174,60 @@ def test_tokens_of_the_generation_config_end_an_answer_too(
 
 
 @pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        (None, {"eos_token_id": [2, 7]}, (2, 7)),
+        ({"temperature": 0.5}, {"eos_token_id": 7}, (2, 7)),
+        ({"eos_token_id": None}, {"eos_token_id": [7, 5]}, (2, 5, 7)),
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, (2, 5)),
+        (None, {"text_config": {"eos_token_id": 7, "vocab_size": 8}}, (2, 7)),
+        (None, {"eos_token_id": 5, "text_config": {"eos_token_id": 7, "vocab_size": 8}}, (2, 5)),
+        (None, {"eos_token_id": -1}, (2,)),
+        (None, {"eos_token_id": [8, 7]}, (2, 7)),
+    ],
+)
+def test_where_the_generation_config_names_no_end_token_the_model_config_does(
+    tmp_path: Path, generation: Any, config: dict[str, Any], ids: tuple[int, ...]
+) -> None:
+    class Tokenizer:
+        eos_token_id = 2
+
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8} | config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert eos_token_ids(tmp_path, Tokenizer()) == ids
+
+
+def test_end_tokens_of_a_model_config_that_are_no_numbers_are_named(tmp_path: Path, train_file: Path) -> None:
+    model = make_model_folder(tmp_path / "model", eos_token_id=["x"])
+    with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.model\.path: .*config\.json"):
+        prepared(model, train_file)
+
+
+def test_a_tokenizer_file_that_cannot_be_copied_is_named_before_the_start(
+    tmp_path: Path, train_file: Path
+) -> None:
+    model = make_model_folder(tmp_path / "model")
+    (model / "tokenizer.model").symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        ConfigError, match=rf"a model trained from {model} could not be written: .*tokenizer\.m"
+    ):
+        prepared(model, train_file)
+
+
+def test_a_configuration_that_cannot_be_written_is_refused_before_the_start(
+    tmp_path: Path, train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("some parameter\nis not valid")
+
+    monkeypatch.setattr("transformers.LlamaConfig.save_pretrained", refuse)
+    model = make_model_folder(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"could not be written: some parameter is not valid$"):
+        prepared(model, train_file)
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ("{", " cannot be read: Expecting property name"),
@@ -181,6 +235,7 @@ def test_tokens_of_the_generation_config_end_an_answer_too(
         ('{"eos_token_id": "x"}', ": eos_token_id: token numbers below 262 .* are needed, got 'x'"),
         ('{"eos_token_id": [2, null]}', ": eos_token_id: token numbers .* are needed, got [2, None]"),
         ('{"eos_token_id": -1}', ": eos_token_id: token numbers .* are needed, got -1"),
+        ('{"max_new_tokens": -3}', " cannot be used: `max_new_tokens` must be greater than 0"),
         ('{"eos_token_id": 1000000000}', ": eos_token_id: token numbers .* are needed, got 1000000000"),
     ],
 )

@@ -21,11 +21,13 @@ from neoproto.data.prompts import (
     EncodedPrompts,
     PromptLoader,
     PromptRow,
+    asks_for_date,
     check_model_folder,
     encode_prompts,
     load_tokenizer,
     read_rows,
     rows_from_dicts,
+    today,
 )
 from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
@@ -48,6 +50,7 @@ class PreparedRun:
     """A run whose inputs have been checked.
 
     Attributes:
+        config: with the day in it that the chat template is told, if it asks for one.
         model_dir: the policy's Hugging Face folder.
         critic_dir: the folder the critic starts from.
         loader: training prompts.
@@ -70,12 +73,15 @@ class PreparedRun:
     loop: str = OWN_LOOP_NONE
 
 
-def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
+def prepare(
+    config: RunConfig, device: str, stage: Stage, earlier: Callable[[], str | None] = lambda: None
+) -> PreparedRun:
     """Check and load a run's inputs; makes the built-in model if it is wanted and not cached.
 
     Args:
         device: what rollout runs on, "cpu" or "gpu".
         stage: called with what is being done, around each slow piece.
+        earlier: the day that the prompts of the run were told before, see `earlier_date`.
 
     Raises:
         ConfigError: an input is wrong; names the field, file or line.
@@ -98,6 +104,7 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         check_savable(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
+        config = dated(config, tokenizer, earlier)
         critic_dir = critic_folder(config, model_dir, tokenizer, device)
         train = encode(config, rows.train, tokenizer)
         validation = encode(config, rows.val, tokenizer) if rows.val else None
@@ -252,13 +259,25 @@ def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted({int(tokenizer.eos_token_id), *end_token_ids(model_dir)}))
 
 
+def dated(config: RunConfig, tokenizer: Any, earlier: Callable[[], str | None]) -> RunConfig:
+    """The configuration with the day that the chat template is told, if it asks for one: the configured day,
+    else that of `earlier`, else today."""
+    template = PLAIN_TEMPLATE if config.data.chat_template == "plain" else None
+    if config.data.date is not None or not asks_for_date(tokenizer, template):
+        return config
+    data = config.data.model_copy(update={"date": earlier() or today()})
+    return config.model_copy(update={"data": data})
+
+
 def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> EncodedPrompts:
     """Tokenise rows as `data` says, the system prompt before them."""
     data = config.data
     template = PLAIN_TEMPLATE if data.chat_template == "plain" else None
     asked = [with_system_prompt(row, data.system_prompt) for row in rows]
     known = vocabulary_size(tokenizer.name_or_path)
-    return encode_prompts(asked, tokenizer, data.max_prompt_length, data.truncation, template, known)
+    return encode_prompts(
+        asked, tokenizer, data.max_prompt_length, data.truncation, template, known, data.date
+    )
 
 
 def with_system_prompt(row: PromptRow, text: str | None) -> PromptRow:

@@ -15,6 +15,7 @@ from neoproto.config import RunConfig
 from neoproto.data.prompts import EncodedPrompts
 from neoproto.errors import ConfigError
 from neoproto.run.compose import compose_run
+from neoproto.run.folder import earlier_date, write_config
 from neoproto.run.prepare import (
     PreparedRun,
     Rows,
@@ -25,6 +26,9 @@ from neoproto.run.prepare import (
     notes,
     prepare,
 )
+from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.trainer.resume import STATE, TrainerState
+from neoproto.weights import WeightVersion
 from tests.neoproto.run.inputs import json_lines, overrides, parquet, row, words
 from tests.neoproto.run.inputs import model_folder as make_model_folder
 
@@ -247,6 +251,44 @@ def test_a_generation_config_that_cannot_be_used_is_named(
     expected = f"actor_rollout_ref.model.path: {model}/generation_config.json{said}"
     with pytest.raises(ConfigError, match=re.escape(expected).replace(r"\.\*", ".*")):
         prepared(model, train_file)
+
+
+def test_the_date_that_a_template_tells_is_that_of_the_first_start(
+    tmp_path: Path, train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model_folder(tmp_path / "model")
+    path = model / "chat_template.jinja"
+    path.write_text("{{ strftime_now('%d%m') }}" + path.read_text())
+    day, run_dir = "2026-02-28", tmp_path / "run"
+    monkeypatch.setattr("neoproto.run.prepare.today", lambda: day)
+
+    def start(*more: str, checkpoint: Checkpoint | None = None) -> PreparedRun:
+        config = compose_run("ppo_monarch", overrides(model, train_file, f"runtime.run_dir={run_dir}", *more))
+        return prepare(config, "cpu", Stages(), lambda: earlier_date(config, checkpoint))
+
+    first = start()
+    assert first.config.data.date == day
+    run_dir.mkdir()
+    write_config(run_dir, first.config)
+    state = first.loader.state_dict()
+    day = "2026-03-01"
+    again = start()
+    assert again.config == first.config
+    again.loader.load_state_dict(state)
+    assert start("data.date=2026-03-02").config.data.date == "2026-03-02"
+
+    # A run in another folder goes on from the checkpoint alone.
+    run_dir, saved = tmp_path / "other", tmp_path / "copied" / "global_step_1"
+    saved.mkdir(parents=True)
+    (saved / STATE).write_bytes(
+        TrainerState(
+            step=1, version=WeightVersion(epoch=0, n=1), loader=state, kl={}, recorder={}, positions={},
+            ranks={}, fixed={},
+        ).to_json()
+    )  # fmt: skip
+    assert start(checkpoint=Checkpoint(step=1, path=saved)).config.data.date == "2026-02-28"
+    assert start().config.data.date == day
+    assert start("data.chat_template=plain").config.data.date is None
 
 
 def test_prompts_that_the_model_does_not_know_are_refused(tmp_path: Path, train_file: Path) -> None:

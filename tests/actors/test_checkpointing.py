@@ -261,9 +261,18 @@ def cut_short(path: Path) -> None:
 
 def drop_optimizer_place(path: Path) -> None:
     """A header without a tensor's place."""
+    replace_places(path, "{}")
+
+
+def nest_places(path: Path) -> None:
+    """A header whose places are thousands of lists in lists."""
+    replace_places(path, "[" * 5000 + "]" * 5000)
+
+
+def replace_places(path: Path, places: str) -> None:
     data = path.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    header["__metadata__"]["DCP_SHARDING_INFO"] = "{}"
+    header["__metadata__"]["DCP_SHARDING_INFO"] = places
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :])
 
@@ -275,6 +284,8 @@ def drop_optimizer_place(path: Path) -> None:
         (SHARD, replace_by_torch_save),
         (SHARD, cut_short),
         (SHARD, drop_optimizer_place),
+        (SHARD, nest_places),
+        (STATE, lambda path: path.write_text("[" * 5000 + "]" * 5000)),
         (SHARD, Path.unlink),
         (STATE, replace_by_pickle),
         (STATE, cut_short),

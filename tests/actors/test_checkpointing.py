@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from actors import checkpoint_files
@@ -303,6 +304,12 @@ def test_what_is_no_file_of_a_checkpoint_is_refused_by_name_and_nothing_in_it_ru
         policy.checkpoints.load(saved)
     assert differing(policy.state(), before) == []
     assert not (saved / "executed").exists()
+
+
+def test_a_file_of_another_format_is_said_to_be_that(saved, policy):
+    save_file({"a": torch.zeros(1)}, saved / SHARD)
+    with pytest.raises(ConfigError, match=rf"^.*{SHARD} is not a file of a checkpoint \("):
+        policy.checkpoints.load(saved)
 
 
 def test_a_folder_with_shards_of_two_checkpoints_is_refused(saved, policy):

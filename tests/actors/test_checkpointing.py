@@ -308,7 +308,7 @@ def test_what_is_no_file_of_a_checkpoint_is_refused_by_name_and_nothing_in_it_ru
 
 def test_a_file_of_another_format_is_said_to_be_that(saved, policy):
     save_file({"a": torch.zeros(1)}, saved / SHARD)
-    with pytest.raises(ConfigError, match=rf"^.*{SHARD} is not a file of a checkpoint \("):
+    with pytest.raises(ConfigError, match=rf"^{saved}/{SHARD} is not a file of a checkpoint \("):
         policy.checkpoints.load(saved)
 
 

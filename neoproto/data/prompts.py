@@ -376,7 +376,7 @@ def _try_tokenising(row: PromptRow, text: str, tokenizer: Any, plain: bool) -> N
 
 
 def _joined(row: PromptRow) -> str:
-    return "\n".join(message["content"] for message in row.messages)
+    return "\n".join(message["content"] for message in row.messages if "content" in message)
 
 
 def ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:

@@ -236,6 +236,17 @@ def test_an_answer_continues_the_assistants_last_message() -> None:
     assert spy.texts == ["a\nb"]
 
 
+def test_a_message_of_tool_calls_alone_needs_no_content() -> None:
+    calls = {"role": "assistant", "tool_calls": [{"function": {"name": "b"}}]}
+    row = asked(("user", "a"), ("tool", "c"))
+    row = dataclasses.replace(row, messages=(row.messages[0], calls, row.messages[1]))
+    template = "{% for m in messages %}{{ m.content or m.tool_calls[0].function.name }} {% endfor %}"
+    spy = Spy(tokenizer(template))
+    for chosen, text in ((None, "a b c "), ("plain", "a\nc")):
+        encode_prompts([row], spy, 16, chat_template=chosen)
+        assert spy.texts == [text]
+
+
 def test_a_last_message_that_the_template_drops_cannot_be_continued() -> None:
     one_turn = "{% for m in messages if m.role == 'user' %}{{ m['content'] }}{% endfor %}"
     said = r"^letters\.jsonl:0: the chat template cannot be rendered: continue_final_message is set but"

@@ -28,6 +28,7 @@ from actors.model_cache import cache_folder, ensure_folder, no_progress_bar
 from actors.tiny_tokenizer import build_tokenizer, shared_phrases
 from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
 from neoproto.data.paths import user_path
+from neoproto.data.persist import json_text
 from neoproto.data.tasks import load_task
 from neoproto.errors import ConfigError
 from neoproto.wording import one_line, shown
@@ -136,7 +137,7 @@ def model_key(options: TinyModelOptions, train_rows: Sequence[Mapping[str, Any]]
     header = {"recipe": RECIPE, "options": dataclasses.asdict(options), "versions": versions}
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for example in examples_of(train_rows):
-        digest.update(b"\n" + json.dumps([example.messages, example.answer], sort_keys=True).encode())
+        digest.update(b"\n" + json_text([example.messages, example.answer]).encode())
     return digest.hexdigest()
 
 

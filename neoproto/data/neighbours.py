@@ -14,6 +14,7 @@ program's own packages are never looked for in the folder.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import importlib.util
@@ -95,6 +96,40 @@ class UserPackage:
         spec = PathFinder.find_spec(name, [self._folder])
         # A folder without __init__.py is a package only where nothing else has the name.
         return spec is not None and (spec.origin is not None or not _is_found(top))
+
+
+def files_of(file: Path) -> list[Path]:
+    """The file, and what lies beside it that it and these import, as their import statements say; sorted.
+
+    Of a folder that is imported all files count.
+    """
+    found: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        found.add(one)
+        for top in _imported_names(one) - sys.stdlib_module_names - OUR_PACKAGES:
+            folder, module = file.parent / top, file.parent / f"{top}.py"
+            if folder.is_dir() and ((folder / "__init__.py").is_file() or not _is_found(top)):
+                waiting += folder.rglob("*.py")
+            elif module.is_file():
+                waiting.append(module)
+    return sorted(found)
+
+
+def _imported_names(file: Path) -> set[str]:
+    """First parts of the names that the import statements in a file have."""
+    try:
+        statements = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()  # it cannot be imported, which is said where it is loaded
+    names = [alias.name for one in statements if isinstance(one, ast.Import) for alias in one.names]
+    for one in statements:
+        if isinstance(one, ast.ImportFrom):
+            names += [one.module] if one.module else [alias.name for alias in one.names]
+    return {name.partition(".")[0] for name in names}
 
 
 class _Finder:

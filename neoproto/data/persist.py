@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -27,7 +27,7 @@ import torch
 
 from neoproto.store import ValueInfo
 from neoproto.store.codec import decode, encode
-from neoproto.wording import cut
+from neoproto.wording import cut, one_line
 
 _MAGIC = b"NEOPROTO\x01"
 _LENGTH = struct.Struct("<Q")
@@ -84,20 +84,30 @@ def load(path: Path) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, A
         start = file.read(len(_MAGIC) + _LENGTH.size)
         if len(start) < len(_MAGIC) + _LENGTH.size or not start.startswith(_MAGIC):
             raise ValueError(f"{path} is not a saved batch")
-        text = file.read(_LENGTH.unpack(start[len(_MAGIC) :])[0])
+        what = "the header of the saved batch"
         try:
-            header = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: the header of the saved batch is damaged") from error
-        tensors: dict[str, Any] = {}
-        arrays: dict[str, Any] = {}
-        for entry in header["columns"]:
-            data = bytearray(file.read(entry["nbytes"]))
-            if len(data) != entry["nbytes"]:
-                raise ValueError(f"{path}: cut short inside column {entry['name']!r}")
-            target = tensors if entry["kind"] == "tensor" else arrays
-            target[entry["name"]] = _column(entry, data)
-    return (tensors, arrays), _from_json(header["meta_info"])
+            header = json.loads(file.read(_LENGTH.unpack(start[len(_MAGIC) :])[0]))
+            what = "the saved batch"
+            return _columns(header, file), _from_json(header["meta_info"])
+        except _DAMAGE as error:
+            raise ValueError(f"{path}: {what} is damaged: {one_line(error)}") from error
+
+
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""What a file that another program wrote, or changed, makes of reading it."""
+
+
+def _columns(header: Mapping[str, Any], file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors and arrays by name."""
+    tensors: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for entry in header["columns"]:
+        data = bytearray(file.read(entry["nbytes"]))
+        if len(data) != entry["nbytes"]:
+            raise ValueError(f"cut short inside column {entry['name']!r}")
+        target = tensors if entry["kind"] == "tensor" else arrays
+        target[entry["name"]] = _column(entry, data)
+    return tensors, arrays
 
 
 def _column(entry: Mapping[str, Any], data: bytearray) -> Any:

@@ -7,6 +7,7 @@ Rows come from `read_rows` (files) or `rows_from_dicts` (a task).
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,12 +40,14 @@ __all__ = [
     "PromptLoader",
     "PromptRow",
     "Truncation",
+    "asks_for_date",
     "check_model_folder",
     "encode_prompts",
     "ending",
     "load_tokenizer",
     "read_rows",
     "rows_from_dicts",
+    "today",
 ]
 
 Truncation = Literal["error", "left", "right", "filter"]
@@ -130,6 +133,7 @@ class EncodedPrompts:
         truncated: rows cut to the limit.
         max_prompt_length: width P of the batches.
         pad_token_id: what batches are padded with.
+        date: the day that their chat template was told; None if it does not ask for one.
     """
 
     rows: tuple[PromptRow, ...]
@@ -138,6 +142,7 @@ class EncodedPrompts:
     truncated: int
     max_prompt_length: int
     pad_token_id: int
+    date: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -190,6 +195,7 @@ def encode_prompts(
     truncation: Truncation = "error",
     chat_template: str | None = None,
     vocab_size: int | None = None,
+    date: str | None = None,
 ) -> EncodedPrompts:
     """Render the messages with the chat template, generation prompt included, and tokenise them.
 
@@ -206,6 +212,7 @@ def encode_prompts(
             newlines, with the special tokens that the tokenizer adds to any text. Anything else: a Jinja
             template.
         vocab_size: how many tokens the model knows; None: not looked at.
+        date: the day, as 2026-12-31, that the template is told if it asks for one; None: today.
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
@@ -222,7 +229,8 @@ def encode_prompts(
             f"data.chat_template: the tokenizer in {tokenizer.name_or_path} has no chat template; "
             f"data.chat_template={PLAIN_TEMPLATE} joins the messages' contents by newlines instead"
         )
-    encoded = _tokenise(rows, tokenizer, chat_template)
+    told = (date or today()) if asks_for_date(tokenizer, chat_template) else None
+    encoded = _tokenise(rows, tokenizer, chat_template, told)
     _refuse_unknown_tokens(rows, encoded, tokenizer, vocab_size)
     over = [index for index, ids in enumerate(encoded) if len(ids) > max_prompt_length]
     if over and truncation == "error":
@@ -240,6 +248,7 @@ def encode_prompts(
         truncated=len(over) if truncation in ("left", "right") else 0,
         max_prompt_length=max_prompt_length,
         pad_token_id=int(tokenizer.pad_token_id),
+        date=told,
     )
 
 
@@ -301,6 +310,7 @@ class PromptLoader:
             "position": self._position,
             "seed": self._seed,
             "shuffle": self._shuffle,
+            "date": self._encoded.date,
             **self._of_rows,
         }
 
@@ -313,10 +323,14 @@ class PromptLoader:
             ConfigError: the data, what they are judged by, `seed` or `shuffle` are not those of the state.
         """
         mine = self.state_dict()
+        there, here = state.get("date"), mine["date"]
+        if there and here and there != here:
+            raise ConfigError(f"data.date: got {here}, but the saved position is of prompts told {there}")
         differing = [key for key in ("fingerprint", "seed", "shuffle") if state[key] != mine[key]]
         if differing:
             listed = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
-            raise ConfigError(f"the saved position is of other training data: {listed}")
+            told = f"; they are told the date {here}, data.date names another" if here and not there else ""
+            raise ConfigError(f"the saved position is of other training data: {listed}{told}")
         before = state.get("judged", mine["judged"])
         if others := [name for name in JUDGED_BY if before.get(name) != mine["judged"][name]]:
             raise ConfigError(
@@ -333,13 +347,15 @@ class PromptLoader:
         return order
 
 
-def _tokenise(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[list[int]]:
+def _tokenise(
+    rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None, date: str | None
+) -> list[list[int]]:
     if not rows:
         raise ConfigError("there are no prompts")
     plain = chat_template == PLAIN_TEMPLATE
     if not plain:
         _refuse_unknown_roles(rows, tokenizer, chat_template)
-    texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template)
+    texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template, date)
     try:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
     except Exception:  # the files are the user's, and `tokenizers` raises bare Exception
@@ -360,7 +376,7 @@ def _try_tokenising(row: PromptRow, text: str, tokenizer: Any, plain: bool) -> N
 
 
 def _joined(row: PromptRow) -> str:
-    return "\n".join(message["content"] for message in row.messages)
+    return "\n".join(message["content"] for message in row.messages if "content" in message)
 
 
 def ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
@@ -370,12 +386,30 @@ def ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     return {"add_generation_prompt": not continues, "continue_final_message": continues}
 
 
-def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[str]:
+def asks_for_date(tokenizer: Any, chat_template: str | None = None) -> bool:
+    """Whether the chat template (see `encode_prompts`) asks for the date, as Llama 3's does."""
+    source = chat_template or getattr(tokenizer, "chat_template", None)
+    return chat_template != PLAIN_TEMPLATE and "strftime_now" in str(source)
+
+
+def today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def _rendered(
+    rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None, date: str | None
+) -> list[str]:
+    """Each row's messages by the template, all on one day: prompts must not change at midnight."""
+    clock = {} if date is None else {"strftime_now": datetime.datetime.fromisoformat(date).strftime}
     texts = []
     for row in rows:
         try:
             text = tokenizer.apply_chat_template(
-                list(row.messages), chat_template=chat_template, tokenize=False, **ending(row.messages)
+                list(row.messages),
+                chat_template=chat_template,
+                tokenize=False,
+                **ending(row.messages),
+                **clock,
             )
         except Exception as error:  # a template is a program of the user's
             raise ConfigError(

@@ -28,7 +28,8 @@ class PromptRow:
     Attributes:
         uid: names the row; unique in its data set and the same in every run, since sampling seeds derive
             from it.
-        messages: chat messages, each with `role` and `content`; a key that is null is left out.
+        messages: chat messages, each with `role` and `content`, but for one with `tool_calls` alone; a key
+            that is null is left out.
         data_source: where the row comes from; validation figures are reported by it.
         reward_model: `style` (which built-in judge suits) and `ground_truth`.
         extra_info: whatever else the reward function needs.
@@ -291,6 +292,8 @@ def _message_problems(prompt: Any) -> Iterator[str]:
             yield f"prompt[{index}]: an object with role and content is needed, got {shown(message)}"
             continue
         for key in ("role", "content"):
+            if key == "content" and message.get(key) is None and message.get("tool_calls"):
+                continue  # the assistant called tools and said nothing
             if not isinstance(message.get(key), str):
                 found = True
                 yield f"prompt[{index}].{key}: a string is needed, got {shown(message.get(key))}"
@@ -301,7 +304,7 @@ def _message_problems(prompt: Any) -> Iterator[str]:
 def _question_problems(prompt: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if all(message["role"] in ("system", "developer") for message in prompt):
         yield "prompt: nothing is asked, all messages are of the system"
-    elif not any(message["content"] for message in prompt):
+    elif not any(message.get("content") for message in prompt):
         yield "prompt: nothing is asked, all messages are empty"
     elif prompt[-1]["role"] == "assistant" and prompt[-1].get("tool_calls"):
         yield "prompt: an answer continues the assistant's last message, and cannot continue its tool_calls"

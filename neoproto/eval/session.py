@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,12 +26,13 @@ from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.run import options
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import EPOCH, holds_run, open_run_log, run_folder, write_config
+from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
     Stage,
     check_reward_function,
+    dated,
     encode,
     eos_token_ids,
     load_rows,
@@ -55,9 +57,11 @@ class PreparedEval:
     """An evaluation whose inputs have been checked.
 
     Attributes:
+        config: with the day in it that the chat template is told, if it asks for one.
         rollout, reward: the workers to start.
     """
 
+    config: RunConfig
     prompts: EncodedPrompts
     rollout: ClassWithInitArgs
     reward: ClassWithInitArgs
@@ -87,7 +91,7 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     (model,) = placement.models_of("rollout")
     prepared = prepare(config, model.device_type, console.stage)
     with run_folder(config) as folder:
-        write_config(folder, config)
+        write_config(folder, prepared.config)
         open_run_log(folder / "run.log")
         console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
         samples = answer(config, prepared, placement, folder, console)
@@ -182,11 +186,13 @@ def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval
     )
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
+        config = dated(config, tokenizer, partial(earlier_date, config))
         prompts = encode(config, rows.val, tokenizer)
     ends = eos_token_ids(model_dir, tokenizer)
     rollout = options.rollout_options(config, model_dir, device, ends, int(tokenizer.pad_token_id))
     env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
     return PreparedEval(
+        config=config,
         prompts=prompts,
         rollout=ClassWithInitArgs(RolloutWorker, rollout, env=env),
         reward=ClassWithInitArgs(

@@ -26,6 +26,7 @@ from neoproto.run.console import RunConsole
 from neoproto.run.folder import (
     MODEL,
     check_folder,
+    earlier_date,
     mark_complete,
     mark_incomplete,
     open_run_log,
@@ -119,7 +120,8 @@ def prepared_run(
     check_installed(config.trainer.logger)
     placement = place(config)
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
-    prepared = replace(prepare(config, device, console.stage), loop=loop_code(own_loop))
+    prepared = prepare(config, device, console.stage, lambda: earlier_date(config, found))
+    prepared = replace(prepared, loop=loop_code(own_loop))
     return placement, prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
+from neoproto.data.neighbours import files_of
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 from neoproto.trainer.checkpoint import Checkpoint, digest
@@ -130,9 +132,14 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
 
 
 def code_of(file: str | Path, name: str) -> str:
-    """A function of the user's by its name and the content of its file, wherever that lies."""
+    """A function of the user's by its name and the content of its file, wherever that lies, and of the files
+    beside it that it imports."""
     try:
-        return f"{name} in a file of SHA-256 {digest(user_path(file, field=name))[:16]}"
+        path = user_path(file, field=name)
+        if len(files := files_of(path)) == 1:
+            return f"{name} in a file of SHA-256 {digest(path)[:16]}"
+        whole = "".join(f"{one.relative_to(path.parent)} {digest(one)}\n" for one in files)
+        return f"{name} in {len(files)} files of SHA-256 {hashlib.sha256(whole.encode()).hexdigest()[:16]}"
     except (OSError, ConfigError):  # what is wrong with the file is said where it is loaded
         return f"{name} in a file that cannot be read"
 

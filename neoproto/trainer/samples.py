@@ -76,7 +76,7 @@ def write_rows(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Pa
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
     """A prompt's messages as one text."""
-    return "\n".join(str(message["content"]) for message in messages)
+    return "\n".join(str(message["content"]) for message in messages if "content" in message)
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:

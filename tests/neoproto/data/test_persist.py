@@ -2,6 +2,7 @@ import datetime
 import decimal
 import json
 import pickle
+import struct
 import uuid
 import zoneinfo
 
@@ -93,6 +94,35 @@ def test_a_file_cut_short_is_refused(tmp_path):
         DataProto.load_from_disk(file)
     file.write_bytes(content[:30])
     with pytest.raises(ValueError, match="header of the saved batch is damaged"):
+        DataProto.load_from_disk(file)
+
+
+def changed(header: bytes, column: bytes = b"") -> bytes:
+    """A file with this header."""
+    return b"NEOPROTO\x01" + struct.pack("<Q", len(header)) + header + column
+
+
+DEEP = b"[" * 5000 + b"]" * 5000
+OBJECTS = {"name": "x", "kind": "objects", "dtype": "", "shape": [1], "nbytes": len(DEEP)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        changed(DEEP),
+        changed(b"[]"),
+        changed(b'{"columns": [{}], "meta_info": {}}'),
+        changed(b'{"columns": 3, "meta_info": {}}'),
+        changed(b'{"columns": [], "meta_info": {"a": {"$": "decimal", "text": "x"}}}'),
+        changed(b'{"columns": [], "meta_info": {"a": {"$": "what"}}}'),
+        changed(json.dumps({"columns": [OBJECTS], "meta_info": {}}).encode(), DEEP),
+        b"NEOPROTO\x01" + b"\xff" * 8,
+    ],
+)
+def test_a_file_that_was_changed_is_refused(tmp_path, content):
+    file = tmp_path / "batch.bin"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^.*batch\.bin: the (header of the )?saved batch is damaged: "):
         DataProto.load_from_disk(file)
 
 

@@ -226,7 +226,7 @@ CALLS = [
     {"role": "user", "content": "2 + 2?", "tool_calls": None, "name": None},
     {
         "role": "assistant",
-        "content": "",
+        "content": None,
         "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"a": 2, "b": None}}}],
         "name": None,
     },
@@ -246,7 +246,6 @@ def test_a_null_key_of_a_message_is_absent_at_any_depth(tmp_path: Path, suffix: 
         {"role": "user", "content": "2 + 2?"},
         {
             "role": "assistant",
-            "content": "",
             "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"a": 2}}}],
         },
         {"role": "tool", "content": "4", "name": "add"},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from neoproto.config import load_config
 from neoproto.eval import session
@@ -97,6 +98,23 @@ def test_the_folder_of_a_training_run_is_refused(
     said = f"error: runtime.run_dir: {run} holds a training run; wanted another folder\n"
     assert capsys.readouterr().err == said
     assert [path.name for path in run.iterdir()] == [file]
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_the_date_that_a_template_tells_is_kept_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, files = model_folder(tmp_path / "m"), json_lines(tmp_path / "val.jsonl", words(3))
+    template = model / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d%m') }}" + template.read_text())
+    typed = [f"model={model}", f"data.val_files={files}", f"runtime.run_dir={tmp_path / 'run'}"]
+    typed += ["data.max_prompt_length=32", "data.max_response_length=4"]
+    monkeypatch.setattr(session, "open_run_log", lambda _: None)
+    for day in ("2026-02-28", "2026-03-01"):
+        monkeypatch.setattr("neoproto.run.prepare.today", lambda day=day: day)
+        assert main(typed) == 1  # when the runtime is to be started
+        written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+        assert str(written["data"]["date"]) == "2026-02-28"
 
 
 @pytest.mark.usefixtures("nothing_starts")

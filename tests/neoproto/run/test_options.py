@@ -106,7 +106,8 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
 CONTROLLER = re.compile(
     r"dry_run|runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
     r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed)"
-    r"|data\.(system_prompt|chat_template)|actor_rollout_ref\.model\.(path|built_in|tiny\..+)|critic\.(enable|model\.path)"
+    r"|data\.(system_prompt|chat_template|date)"
+    r"|actor_rollout_ref\.model\.(path|built_in|tiny\..+)|critic\.(enable|model\.path)"
     rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env|n_gpus_per_node)"
     r"|weights\.registry_name"
     r"|trainer\.(?!seed$|timeouts\.update$|decoupled_async\.(min_version_lag|poll_interval)$).+"

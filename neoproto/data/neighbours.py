@@ -63,9 +63,8 @@ class UserPackage:
             spec.loader.exec_module(module)
         except BaseException:
             _finder.remove(self)
-            for name in [one for one in sys.modules if one.startswith(f"{self.name}.")]:
+            for name in [one for one in sys.modules if f"{one}.".startswith(f"{self.name}.")]:
                 del sys.modules[name]
-            del sys.modules[self.name]
             raise
         return module
 
@@ -81,7 +80,7 @@ class UserPackage:
         importer = (globals or {}).get("__name__")
         if level or not self._is_neighbour(top, importer):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or ("*",), 0)
+        module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or (), 0)
         return module if fromlist else sys.modules[f"{self.name}.{top}"]
 
     def _is_neighbour(self, top: str, importer: object) -> bool:

@@ -332,6 +332,22 @@ def test_a_child_that_is_killed_while_it_starts_is_started_again(tmp_path: Path)
     child.stop()
 
 
+def test_a_child_that_could_not_be_made_is_made_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, popen, tries = custom(tmp_path, "return 1"), subprocess.Popen, iter(range(9))
+
+    def fail(*args: Any, **options: Any) -> Any:
+        if next(tries) < 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return popen(*args, **options)
+
+    monkeypatch.setattr("actors.judge_pool.subprocess.Popen", fail)
+    child = JudgeChild(spec)
+    assert asked(child, "", 0) == right(1.0)
+    child.stop()
+
+
 def test_a_child_that_never_starts_is_an_error(tmp_path: Path) -> None:
     spec = custom(tmp_path, "return 1")
     Path(spec.path).write_text(f"import os, signal\nif True:\n{ENDS_ITSELF}")

@@ -14,7 +14,9 @@ program's own packages are never looked for in the folder.
 
 from __future__ import annotations
 
+import ast
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -94,6 +96,41 @@ class UserPackage:
         spec = PathFinder.find_spec(name, [self._folder])
         # A folder without __init__.py is a package only where nothing else has the name.
         return spec is not None and (spec.origin is not None or not _is_found(top))
+
+
+def source_files(file: Path) -> list[Path]:
+    """The file, and the neighbours that its import statements and theirs name, sorted after it.
+
+    Read, not run; a file that cannot be read or parsed names none.
+    """
+    found, todo = {file}, [file]
+    while todo:
+        one = todo.pop()
+        with contextlib.suppress(OSError, ValueError, LookupError, SyntaxError, RecursionError, MemoryError):
+            named = _named_files(one, file) - found
+            found |= named
+            todo += named
+    return [file, *sorted(found - {file})]
+
+
+def _named_files(one: Path, file: Path) -> set[Path]:
+    named = set()
+    for node in ast.walk(ast.parse(one.read_bytes())):
+        base, modules = file.parent, []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = one.parents[node.level - 1]
+            modules = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+        for module in modules:
+            parts = module.split(".")
+            if base == file.parent and parts[0] in sys.stdlib_module_names | OUR_PACKAGES:
+                continue
+            for count in range(1, len(parts) + 1):
+                place = base.joinpath(*parts[:count])
+                named |= {place.with_suffix(".py"), place / "__init__.py"}
+    return {path for path in named if path.is_relative_to(file.parent) and path.is_file()}
 
 
 class _Finder:

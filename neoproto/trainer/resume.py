@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
+from neoproto.data.neighbours import source_files
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 from neoproto.trainer.checkpoint import Checkpoint, digest
@@ -130,9 +132,18 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
 
 
 def code_of(file: str | Path, name: str) -> str:
-    """A function of the user's by its name and the content of its file, wherever that lies."""
+    """A function of the user's by its name and the content of its file, wherever that lies.
+
+    The neighbours that it imports (`neoproto.data.neighbours`) belong to it.
+    """
     try:
-        return f"{name} in a file of SHA-256 {digest(user_path(file, field=name))[:16]}"
+        first, *others = source_files(user_path(file, field=name).resolve())
+        text = f"{name} in a file of SHA-256 {digest(first)[:16]}"
+        if others:
+            contents = [[str(one.relative_to(first.parent)), digest(one)] for one in others]
+            together = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+            text += f" with {len(others)} neighbours of {together[:16]}"
+        return text
     except (OSError, ConfigError):  # what is wrong with the file is said where it is loaded
         return f"{name} in a file that cannot be read"
 

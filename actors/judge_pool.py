@@ -219,7 +219,8 @@ class JudgeChild:
         self._end: Callable[[], object] | None = None
         self._pid: int | None = None
         self._number = 0
-        self._start()
+        with contextlib.suppress(OSError):  # no process can be made now: tried again when it is asked
+            self._start()
 
     @property
     def pid(self) -> int | None:
@@ -391,7 +392,7 @@ def read_frame(fd: int, number: int, until: float | None) -> Any:
     data = _read_exactly(fd, size, until)
     try:
         return None if data is None else pickle.loads(data)
-    except Exception as error:  # the classes of what a user's function returned may not exist here
+    except BaseException as error:  # a user's class: it may not exist here, and has code of its own
         raise FrameError(f"what it returned cannot be read by others: {one_line(error)}") from error
 
 

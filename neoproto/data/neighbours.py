@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import itertools
@@ -64,9 +65,8 @@ class UserPackage:
             spec.loader.exec_module(module)
         except BaseException:
             _finder.remove(self)
-            for name in [one for one in sys.modules if one.startswith(f"{self.name}.")]:
+            for name in [one for one in sys.modules if f"{one}.".startswith(f"{self.name}.")]:
                 del sys.modules[name]
-            del sys.modules[self.name]
             raise
         return module
 
@@ -82,7 +82,7 @@ class UserPackage:
         importer = (globals or {}).get("__name__")
         if level or not self._is_neighbour(top, importer):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or ("*",), 0)
+        module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or (), 0)
         return module if fromlist else sys.modules[f"{self.name}.{top}"]
 
     def _is_neighbour(self, top: str, importer: object) -> bool:
@@ -98,38 +98,39 @@ class UserPackage:
         return spec is not None and (spec.origin is not None or not _is_found(top))
 
 
-def files_of(file: Path) -> list[Path]:
-    """The file, and what lies beside it that it and these import, as their import statements say; sorted.
+def source_files(file: Path) -> list[Path]:
+    """The file, and the neighbours that its import statements and theirs name, sorted after it.
 
-    Of a folder that is imported all files count.
+    Read, not run; a file that cannot be read or parsed names none.
     """
-    found: set[Path] = set()
-    waiting = [file]
-    while waiting:
-        one = waiting.pop()
-        if one in found:
-            continue
-        found.add(one)
-        for top in _imported_names(one) - sys.stdlib_module_names - OUR_PACKAGES:
-            folder, module = file.parent / top, file.parent / f"{top}.py"
-            if folder.is_dir() and ((folder / "__init__.py").is_file() or not _is_found(top)):
-                waiting += folder.rglob("*.py")
-            elif module.is_file():
-                waiting.append(module)
-    return sorted(found)
+    found, todo = {file}, [file]
+    while todo:
+        one = todo.pop()
+        with contextlib.suppress(OSError, ValueError, LookupError, SyntaxError, RecursionError, MemoryError):
+            named = _named_files(one, file) - found
+            found |= named
+            todo += named
+    return [file, *sorted(found - {file})]
 
 
-def _imported_names(file: Path) -> set[str]:
-    """First parts of the names that the import statements in a file have."""
-    try:
-        statements = list(ast.walk(ast.parse(file.read_bytes())))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()  # it cannot be imported, which is said where it is loaded
-    names = [alias.name for one in statements if isinstance(one, ast.Import) for alias in one.names]
-    for one in statements:
-        if isinstance(one, ast.ImportFrom):
-            names += [one.module] if one.module else [alias.name for alias in one.names]
-    return {name.partition(".")[0] for name in names}
+def _named_files(one: Path, file: Path) -> set[Path]:
+    named = set()
+    for node in ast.walk(ast.parse(one.read_bytes())):
+        base, modules = file.parent, []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = one.parents[node.level - 1]
+            modules = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+        for module in modules:
+            parts = module.split(".")
+            if base == file.parent and parts[0] in sys.stdlib_module_names | OUR_PACKAGES:
+                continue
+            for count in range(1, len(parts) + 1):
+                place = base.joinpath(*parts[:count])
+                named |= {place.with_suffix(".py"), place / "__init__.py"}
+    return {path for path in named if path.is_relative_to(file.parent) and path.is_file()}
 
 
 class _Finder:

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import functools
 import math
+import os
 import queue
 import sys
 import threading
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neoproto import trace
+from neoproto.data.user_code import end_fork
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.deadline import set_deadline
 from neoproto.runtime.wire import CANCEL, INIT, LAST, CallHeader, Failure, decode, encode, encode_failure
@@ -282,6 +284,7 @@ class WorkerExecutor:
         if refusal is not None:
             return self._failure(refusal)
         set_deadline(call.deadline)
+        pid, raised = os.getpid(), None
         try:
             if late:
                 # Its caller is told already, and watches it no longer.
@@ -295,7 +298,10 @@ class WorkerExecutor:
                 result = self._method(call.header)(*args, **kwargs)
             return encode(result)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
+            raised = error
             return self._failure(error)
+        finally:
+            end_fork(pid, raised)
 
     def _end_late(self, call: _SyncCall) -> None:
         """Refuse what waits behind a call that began late and still runs."""
@@ -339,6 +345,7 @@ class WorkerExecutor:
         set_deadline(deadline)
         _in_method.set(True)
         outcome: Failure | bytes
+        pid, raised = os.getpid(), None
         try:
             args, kwargs = decode(payload)
             with self._span(header):
@@ -349,7 +356,9 @@ class WorkerExecutor:
             asked = task is None or task.cancelling()
             outcome = self._cancelled(header) if asked else self._failure(error)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
+            raised = error
             outcome = self._failure(error)
+        end_fork(pid, raised)
         reply(outcome)
 
     @staticmethod

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
-from neoproto.data.neighbours import files_of
+from neoproto.data.neighbours import source_files
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 from neoproto.trainer.checkpoint import Checkpoint, digest
@@ -132,14 +132,18 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
 
 
 def code_of(file: str | Path, name: str) -> str:
-    """A function of the user's by its name and the content of its file, wherever that lies, and of the files
-    beside it that it imports."""
+    """A function of the user's by its name and the content of its file, wherever that lies.
+
+    The neighbours that it imports (`neoproto.data.neighbours`) belong to it.
+    """
     try:
-        path = user_path(file, field=name)
-        if len(files := files_of(path)) == 1:
-            return f"{name} in a file of SHA-256 {digest(path)[:16]}"
-        whole = "".join(f"{one.relative_to(path.parent)} {digest(one)}\n" for one in files)
-        return f"{name} in {len(files)} files of SHA-256 {hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+        first, *others = source_files(user_path(file, field=name).resolve())
+        text = f"{name} in a file of SHA-256 {digest(first)[:16]}"
+        if others:
+            contents = [[str(one.relative_to(first.parent)), digest(one)] for one in others]
+            together = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+            text += f" with {len(others)} neighbours of {together[:16]}"
+        return text
     except (OSError, ConfigError):  # what is wrong with the file is said where it is loaded
         return f"{name} in a file that cannot be read"
 

@@ -332,6 +332,22 @@ def test_a_child_that_is_killed_while_it_starts_is_started_again(tmp_path: Path)
     child.stop()
 
 
+def test_a_child_that_could_not_be_made_is_made_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, popen, tries = custom(tmp_path, "return 1"), subprocess.Popen, iter(range(9))
+
+    def fail(*args: Any, **options: Any) -> Any:
+        if next(tries) < 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return popen(*args, **options)
+
+    monkeypatch.setattr("actors.judge_pool.subprocess.Popen", fail)
+    child = JudgeChild(spec)
+    assert asked(child, "", 0) == right(1.0)
+    child.stop()
+
+
 def test_a_child_that_never_starts_is_an_error(tmp_path: Path) -> None:
     spec = custom(tmp_path, "return 1")
     Path(spec.path).write_text(f"import os, signal\nif True:\n{ENDS_ITSELF}")
@@ -341,6 +357,7 @@ def test_a_child_that_never_starts_is_an_error(tmp_path: Path) -> None:
 
 CHILDREN = """
 import os, subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
 
 HIDDEN = [sys.executable, "-c", "import subprocess; print(subprocess.Popen(['sleep', '600'], env={},"
           " start_new_session=True, stdout=subprocess.DEVNULL).pid)"]
@@ -354,6 +371,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
             if os.fork():
                 os._exit(0)
             time.sleep(600)
+    memory = SharedMemory(create=True, size=8)
+    with open(solution_str + ".memory", "w") as file:
+        file.write(memory.name)
     with open(solution_str + ".partial", "w") as file:
         file.write(f"{plain} {orphan}")
     os.rename(solution_str + ".partial", solution_str)
@@ -382,6 +402,8 @@ def test_a_judge_that_took_too_long_is_ended_with_all_that_it_started(tmp_path: 
     child = JudgeChild(JudgeSpec(kind="custom", timeout_s=3.0, path=str(path), name="compute_score"))
     assert asked(child, str(pids), 1) == Failure(kind="timeout", text="took longer than 3 s")
     assert [pid for pid in pids_in(pids) if not gone(pid)] == []
+    memory = (tmp_path / "pids.memory").read_text()
+    assert not Path("/dev/shm", memory).exists()  # multiprocessing's tracker had the time to remove it
     child.stop()
 
 

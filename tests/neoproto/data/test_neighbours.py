@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
+from neoproto.data.neighbours import source_files
 from neoproto.data.user_code import load_function
 from neoproto.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def same_modules() -> Iterator[None]:
-    """Nothing but packages of users' files is added to the interpreter, and nothing is put on its path."""
-    before, path = set(sys.modules), list(sys.path)
+def nothing_is_lent(tmp_path: Path) -> Iterator[None]:
+    """No other code finds a neighbour: not by the interpreter's path, not among its modules."""
+    path = list(sys.path)
     yield
     assert sys.path == path
-    assert {name for name in set(sys.modules) - before if not name.startswith("neoproto_user_")} == set()
+    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.copy().items()}
+    lent = [name for name, file in files.items() if file.startswith(str(tmp_path))]
+    assert [name for name in lent if not name.startswith("neoproto_user_")] == []
 
 
 def loaded(folder: Path, files: dict[str, str], main: str = "mine.py") -> Any:
@@ -98,6 +101,31 @@ def test_a_folder_goes_after_an_installed_package(tmp_path: Path) -> None:
 def test_a_file_named_like_a_package_does_not_import_itself(tmp_path: Path) -> None:
     text = "import yaml\ndef f(): return yaml.safe_load('1')"
     assert loaded(tmp_path, {"yaml.py": text}, main="yaml.py")() == 1
+
+
+def test_the_files_that_a_file_is_made_of(tmp_path: Path) -> None:
+    files = {
+        "mine.py": "import helper, json\ndef f():\n    from package import part; import plain.deep.x",
+        "helper.py": "from . import second\nimport mine, actors, nowhere",
+        "second.py": "def broken(",
+        "package/__init__.py": "from .other import VALUE",
+        "package/part.py": "from ..third import VALUE\nfrom ....far import VALUE",
+        "package/other.py": "",
+        "package/unused.py": "",
+        "plain/deep/x.py": "",
+        "third.py": "",
+        "json.py": "",
+        "actors.py": "",
+        "unused.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first, *others = (str(path.relative_to(tmp_path)) for path in source_files(tmp_path / "mine.py"))
+    assert first == "mine.py"
+    package = ["package/__init__.py", "package/other.py", "package/part.py"]
+    assert others == ["helper.py", *package, "plain/deep/x.py", "second.py", "third.py"]
+    assert source_files(tmp_path / "gone.py") == [tmp_path / "gone.py"]
 
 
 def test_what_fails_in_a_neighbour_is_placed_at_the_import(tmp_path: Path) -> None:

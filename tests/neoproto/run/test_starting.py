@@ -214,6 +214,18 @@ def of_code(run: PreparedRun, folder: Path) -> Checkpoint:
     return again.commit(partial, 1, {STATE: write_synced(partial / STATE, state.to_json())})
 
 
+def test_what_own_code_imports_beside_it_belongs_to_it(tmp_path: Path) -> None:
+    def code(value: int) -> dict[str, Any]:
+        (tmp_path / "helper.py").write_text(f"VALUE = {value}")
+        return code_options(prepared(reward={"custom_reward_function": {"path": str(path)}}).config)
+
+    path = tmp_path / "a.py"
+    path.write_text("def compute_score(*_, **__): return 0")
+    assert code(1) == code(2)
+    path.write_text("def compute_score(*_, **__):\n    import helper\n    return helper.VALUE")
+    assert code(1) == code(1) != code(2)
+
+
 def test_own_code_is_compared_by_content_wherever_it_lies(tmp_path: Path) -> None:
     def sections(name: str) -> dict[str, Any]:
         function = {"path": str(tmp_path / name / "a.py")}

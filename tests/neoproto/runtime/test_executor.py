@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import os
 import queue
 import threading
 import time
@@ -64,6 +65,14 @@ class Recorder(Worker):
     async def forget_a_task(self) -> int:
         asyncio.get_running_loop().create_task(asyncio.sleep(0)).cancel()
         return 1
+
+    def fork(self, how: str) -> int:
+        if (child := os.fork()) == 0 and how == "exit":
+            raise SystemExit(5)
+        return child
+
+    async def fork_async(self, how: str) -> int:
+        return self.fork(how)
 
     async def cancel_itself(self) -> None:
         raise asyncio.CancelledError
@@ -161,6 +170,17 @@ def test_an_exit_in_a_task_of_a_methods_does_not_end_the_loop(bench: Bench, erro
     assert f"the worker raised {type(error).__name__}(" in str(raised)
     bench.call("forget_a_task", place=None)
     assert bench.reply()[1] == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "fork_async"])
+@pytest.mark.parametrize(("how", "code"), [("exit", 5), ("return", 0)])
+def test_a_process_that_a_method_forks_does_not_come_back(
+    bench: Bench, method: str, how: str, code: int
+) -> None:
+    """It would take calls, and answer them, a second time."""
+    bench.call(method, how, place=1 if method == "fork" else None)
+    child = bench.reply()[1]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
 
 
 def test_a_method_that_raises_a_cancellation_was_not_cancelled(bench: Bench) -> None:

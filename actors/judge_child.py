@@ -18,6 +18,7 @@ from actors.reward_function import NotAScore, load_reward_function, to_score
 from actors.rewards import RowError, Score, reasoning_gym_score
 from neoproto.data.user_code import error_place
 from neoproto.errors import ConfigError
+from neoproto.packages import users_first
 
 _MATH_LIMIT_S = 3
 """For parsing, and again for comparing: math-verify's own limits, which are signals."""
@@ -46,14 +47,15 @@ def load_judge(spec: JudgeSpec) -> JudgeFn:
 def judge_custom(function: Callable[..., Any], path: str, question: Question) -> Verdict:
     """The user's function; whatever it raises is a failure of this answer."""
     try:
-        returned = function(
-            data_source=question.data_source,
-            solution_str=question.solution,
-            ground_truth=question.ground_truth,
-            extra_info=question.extra_info,
-        )
-        if inspect.isawaitable(returned):
-            returned = asyncio.run(awaited(returned))
+        with users_first():
+            returned = function(
+                data_source=question.data_source,
+                solution_str=question.solution,
+                ground_truth=question.ground_truth,
+                extra_info=question.extra_info,
+            )
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(awaited(returned))
     except BaseException as error:  # noqa: BLE001 — an exit of the function's must not end the child either
         return Failure(kind="error", text=f"raised {error_place(error, Path(path))}")
     try:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from _bench import EOS, Figure, random_llama, report, seconds
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout import RolloutWorker
 from actors.rollout_options import EngineOptions, RolloutOptions, rollout_env
 from actors.weight_registry import BlockingRegistry, GroupRegistry, RegistryWorker

@@ -21,6 +21,7 @@ from actors.reward_function import NotAScore, load_reward_function, to_score
 from actors.rewards import RowError, Score, number_text, reasoning_gym_score
 from neoproto.data.user_code import end_fork, error_place
 from neoproto.errors import ConfigError
+from neoproto.packages import users_first
 
 _MATH_LIMIT_S = 3
 """For parsing, and again for comparing: math-verify's own limits, which are signals."""
@@ -51,14 +52,15 @@ def load_judge(spec: JudgeSpec) -> JudgeFn:
 
 def judge_custom(function: Callable[..., Any], question: Question) -> Verdict:
     """The user's function."""
-    returned = function(
-        data_source=question.data_source,
-        solution_str=question.solution,
-        ground_truth=question.ground_truth,
-        extra_info=question.extra_info,
-    )
-    if inspect.isawaitable(returned):
-        returned = asyncio.run(awaited(returned))
+    with users_first():
+        returned = function(
+            data_source=question.data_source,
+            solution_str=question.solution,
+            ground_truth=question.ground_truth,
+            extra_info=question.extra_info,
+        )
+        if inspect.isawaitable(returned):
+            returned = asyncio.run(awaited(returned))
     try:
         return to_score(returned)
     except NotAScore as error:

@@ -274,8 +274,9 @@ class JudgeChild:
 
     def _start(self) -> None:
         root = str(Path(__file__).parents[1])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "actors.judge_child"]
+        # Last, so that a package of the user's that has the name of one of ours is found before it.
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+        command = [sys.executable, "-m", "neoproto", "actors.judge_child"]
         env = {**os.environ, "PYTHONPATH": path}
         mark = env.pop(RUN_MARK, None)
         control, lifeline = os.pipe()

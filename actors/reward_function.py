@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.rewards import Score, number_text
 from neoproto.data.user_code import load_function
+from neoproto.packages import users_first
 from neoproto.wording import shown
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -27,13 +28,15 @@ def load_reward_function(path: str | Path, name: str = "compute_score") -> Calla
     """Import `name` from the Python file `path`.
 
     The function takes the keyword arguments `data_source`, `solution_str`, `ground_truth` and `extra_info`,
-    and returns a number, or a dictionary with at least `score`; it may be `async`.
+    and returns a number, or a dictionary with at least `score`; it may be `async`. While
+    the file is imported, packages of the user's win over ours of the same names.
 
     Raises:
         ConfigError: the file is missing or cannot be imported (with the line and the original error), has no
             such name, or that is not callable with these arguments.
     """
-    return load_function(path, name, field=_FIELD, keywords=ARGUMENTS)
+    with users_first():
+        return load_function(path, name, field=_FIELD, keywords=ARGUMENTS)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

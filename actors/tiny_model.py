@@ -2,7 +2,7 @@
 
     rows ──> phrases ──> tokenizer ──> token ids ──> warm start (supervised) ──> Hugging Face folder ──> cache
 
-    python -m actors.tiny_model --help
+    python -m neoproto actors.tiny_model --help
 
 The same options, rows and library versions give the same bytes on one machine: the number of threads is fixed
 here and nothing is sampled.
@@ -221,7 +221,7 @@ def _reproducible(options: TinyModelOptions) -> Iterator[None]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m actors.tiny_model",
+        prog="python -m neoproto actors.tiny_model",
         description="Make the tiny default model, or find it in the cache, and print its folder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

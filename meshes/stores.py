@@ -221,4 +221,5 @@ def worker_command(log_path: Path, env: Mapping[str, str]) -> Any:
 
     base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
     # -P: what lies in the folder that the host was started in is nothing to import.
-    return BootstrapCommand(sys.executable, None, ["-P", "-m", "meshes.bootstrap"], {**base, **env})
+    arguments = ["-P", "-m", "neoproto", "meshes.bootstrap"]
+    return BootstrapCommand(sys.executable, None, arguments, {**base, **env})

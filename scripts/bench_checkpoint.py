@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from _bench import Figure, Measurements, first_of, positive, random_llama, seconds
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.checkpoint_files import write_checkpoint
 from actors.checkpoint_state import training_parts
 from actors.checkpointing import Checkpointer

@@ -20,6 +20,7 @@ from typing import Any
 
 from _bench import EOS, Figure, Measurements, positive, random_llama
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout_options import EngineOptions, rollout_env
 
 PROMPT, ANSWER, IN_FLIGHT = 16, 96, 16

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from _bench import EOS, Figure, Measurements, first_of, positive, random_llama, seconds
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout import RolloutWorker
 from actors.rollout_options import EngineOptions, RolloutOptions, rollout_env
 from actors.weight_registry import BlockingRegistry, GroupRegistry, RegistryWorker

@@ -330,7 +330,7 @@ def test_a_built_in_model_that_is_not_there_is_said_before_anything_is_started(
         prepare(compose_run("grpo_smollm2", []), "cpu", Stages())
     assert str(error.value) == (
         f"actor_rollout_ref.model.built_in=smollm2: there is no {tmp_path}/models/SmolLM2-135M-Instruct-1; "
-        "run scripts/make_smollm2 first (or python -m actors.smollm2)"
+        "run scripts/make_smollm2 first (or python -m neoproto actors.smollm2)"
     )
 
 

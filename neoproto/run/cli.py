@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
         "--config-name", "-cn", default="ppo_monarch", help="configuration to run (%(default)s)"
     )
     arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
-    arguments.add_argument("--cfg", choices=["job"], help="print the composed configuration and stop")
+    arguments.add_argument(
+        "--cfg", choices=["job"], help="print the composed configuration, say what is wrong with it, and stop"
+    )
     # Answered before this parser is built, see `run_command`; here for --help.
     arguments.add_argument(
         "--shell-completion",
@@ -106,13 +108,16 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
 
     mapping = compose(options.config_name, options.overrides, options.config_dir)
     if options.cfg:
-        from omegaconf import OmegaConf
+        from neoproto.config.saved import to_yaml
 
-        sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(mapping)))
-        return 0
+        # Printed first: what is wrong may be a mistake in how it is composed, which is to be looked at.
+        sys.stdout.write(to_yaml(mapping))
+        sys.stdout.flush()
     from neoproto.config import load_config
 
     config = load_config(mapping)
+    if options.cfg:
+        return 0
     check_stack()
     from neoproto.run.session import dry_run, run
 

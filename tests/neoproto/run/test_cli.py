@@ -197,3 +197,9 @@ def test_a_path_without_a_checkpoint_leaves_no_run_folder(
     text = refused(capsys, *overrides(model, train_file, *typed))
     assert text.startswith(f"trainer.resume_from_path: {said}")
     assert text.endswith(f" {tmp_path}/{name}")
+
+
+def test_a_printed_configuration_is_checked_too(capsys: Capture) -> None:
+    code, out, errors = ended(capsys, "trainer.sed=1", "--cfg", "job")
+    assert (code, errors) == (2, "error: trainer.sed: unknown key; did you mean 'seed'?\n")
+    assert yaml.safe_load(out)["trainer"]["sed"] == 1, "printed, to be looked at"

@@ -56,7 +56,7 @@ def read(value: Any) -> Any:
 class _Dumper(yaml.SafeDumper):
     """Quotes what YAML's readers do not agree on; never writes an alias."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 — the signature is PyYAML's
+    def ignore_aliases(self, data: Any) -> bool:
         return True
 
 

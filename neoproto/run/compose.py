@@ -98,7 +98,7 @@ class Layers:
     defeated: Mapping[tuple[str, ...], Any]
 
 
-def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: Set[str]) -> Layers:
+def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: frozenset[str]) -> Layers:
     """Read again what Hydra has composed, file by file."""
     loader, parser = hydra.config_loader, OverridesParser.create()
     written = [force_value(override, groups) for override in overrides]

@@ -77,6 +77,12 @@ def main(argv: Sequence[str], own_loop: Loop | None = None) -> int:
     options = command.parse_intermixed_args(argv)
     if options.shell_completion is not None:
         command.error("--shell-completion install=bash is a command of its own")
+    if not argv and own_loop is None:
+        print(
+            f"no arguments: training {options.config_name}, the default task and model, some minutes on two "
+            "cores; --help shows what else there is",
+            flush=True,
+        )
     return guarded(lambda: execute(options, own_loop))
 
 
@@ -89,10 +95,11 @@ def guarded(command: Callable[[], int]) -> int:
     except StackError as error:
         return complain(f"error: {error}", 2)
     except KeyboardInterrupt:
-        return complain("interrupted; everything of the run is closed", 128 + signal.SIGINT)
+        return complain(f"interrupted; everything of the run is closed{resume_hint()}", 128 + signal.SIGINT)
     except Terminated as error:
         return complain(
-            f"ended by {error.signal_name}; everything of the run is closed", int(error.code or 1)
+            f"ended by {error.signal_name}; everything of the run is closed{resume_hint()}",
+            int(error.code or 1),
         )
     except NeoProtoError as error:
         log.error("the run failed", exc_info=error)
@@ -138,6 +145,19 @@ def listed(error: ConfigError) -> str:
     if len(error.problems) == 1:
         return f"error: {error}"
     return f"error: {len(error.problems)} problems:\n{error}"
+
+
+def resume_hint() -> str:
+    """How to resume a run that was ended, if it has a checkpoint."""
+    for handler in logging.getLogger("neoproto").handlers:
+        if isinstance(handler, LogFileHandler):
+            from neoproto.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
+
+            folder = Path(handler.baseFilename).parent
+            newest = CheckpointFolder(folder / CHECKPOINTS, None).newest()
+            if newest is not None:
+                return f"; the same command with runtime.run_dir={folder} resumes it from step {newest.step}"
+    return ""
 
 
 def log_hint() -> str:

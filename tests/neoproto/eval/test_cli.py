@@ -144,3 +144,11 @@ def test_metrics_by_data_source_and_way_of_sampling() -> None:
     }
     assert session.vote_of("last_number", "so 3.0") == session.vote_of("last_number", "it is 3")
     assert session.vote_of("exact_match", " a ") == "a"
+
+
+def test_without_arguments_it_says_what_it_is_about_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neoproto.eval.cli.execute", lambda _: 0)
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("no arguments: measuring the built-in model")

@@ -128,9 +128,10 @@ def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: 
         values = leaves(content, tuple(file.package.split(".")) if file.package else ())
         if read.provider == OWN:
             own |= values
-            defeated = {path: value for path, value in defeated.items() if path not in values}
         elif file.config_path in added_files:
             added |= dotted(values)
+        if read.provider == OWN or file.config_path in added_files:
+            defeated = {path: value for path, value in defeated.items() if path not in values}
         else:
             defeated |= {path: own[path] for path in values if path in own}
     left = {path: value for path, value in defeated.items() if not covers(typed, ".".join(path))}
@@ -138,7 +139,7 @@ def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: 
 
 
 def leaves(tree: Any, at: tuple[str, ...]) -> dict[tuple[str, ...], Any]:
-    """The values of a tree that stands at a path, by their own; an empty mapping is a value."""
+    """The values of a tree that stands at `at`, each by its whole path; an empty mapping is a value."""
     if not isinstance(tree, dict) or not tree:
         return {at: tree} if at else {}
     below = (leaves(value, (*at, str(key))) for key, value in tree.items())

@@ -309,6 +309,8 @@ def test_an_own_group_file_is_not_beaten_by_the_shipped_file_that_builds_on_it(f
         assert compose(name, ["data=mine"], folder)["data"]["train_batch_size"] == 16
         typed = ["data=mine", "data.train_batch_size=8"]
         assert compose(name, typed, folder)["data"]["train_batch_size"] == 8
+        smoke = compose(name, ["data=mine", "+smoke=smollm2"], folder)
+        assert smoke["data"]["train_batch_size"] == 4, "added on the command line"
 
 
 @pytest.mark.parametrize(

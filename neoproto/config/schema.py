@@ -89,10 +89,15 @@ class RunConfig(RuntimeRoot):
         return self.weights.rollout_dtype or self.actor_rollout_ref.rollout.dtype
 
     def resolved_topology(self) -> TopologyConfig:
-        """The topology as given, or the preset."""
-        if self.topology is not None:
-            return self.topology
+        """The topology as given, or the preset; `trainer.device_type` is that of clusters which have none."""
         trainer = self.trainer
+        device_type = None if trainer.device_type == "auto" else trainer.device_type
+        if self.topology is not None:
+            clusters = tuple(
+                one.model_copy(update={"device_type": one.device_type or device_type})
+                for one in self.topology.clusters
+            )
+            return self.topology.model_copy(update={"clusters": clusters})
         return preset_topology(
             self.roles,
             nnodes=trainer.nnodes or 1,
@@ -100,5 +105,5 @@ class RunConfig(RuntimeRoot):
             rollout_gpus_per_node=(
                 self.actor_rollout_ref.rollout.n_gpus_per_node or 1 if self.is_async else 0
             ),
-            device_type=None if trainer.device_type == "auto" else trainer.device_type,
+            device_type=device_type,
         )

@@ -67,7 +67,8 @@ class TrainerConfig(Section):
     total_epochs: Count = 1
     """Passes over the training data."""
     total_training_steps: Count | None = None
-    """Steps to run; null = what `total_epochs` makes. A number wins over epochs; data repeats as needed."""
+    """Steps to run; null = what `total_epochs` makes. A number rules epochs (a shipped one does not, where
+    you set epochs alone); data repeats as needed."""
     seed: Seed = 0
     """Seed of everything random that has no seed of its own."""
     val_before_train: bool = True

@@ -50,6 +50,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     options = parser().parse_intermixed_args(argv)
+    if not argv:
+        print(
+            f"no arguments: measuring the built-in model as {options.config_name} starts from it, untrained; "
+            "model=RUN_DIR/model measures a trained one, --help shows what else there is",
+            flush=True,
+        )
     return guarded(lambda: execute(options))
 
 

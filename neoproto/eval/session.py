@@ -148,11 +148,15 @@ def place(config: RunConfig) -> Placement:
     """
     gpus, trainer = torch.cuda.device_count(), config.trainer
     device = trainer.device_type
-    topology = config.topology or preset_topology(
-        ("rollout",),
-        nnodes=trainer.nnodes or 1,
-        n_gpus_per_node=trainer.n_gpus_per_node or 1,
-        device_type=None if device == "auto" else device,
+    topology = (
+        config.resolved_topology()
+        if config.topology is not None
+        else preset_topology(
+            ("rollout",),
+            nnodes=trainer.nnodes or 1,
+            n_gpus_per_node=trainer.n_gpus_per_node or 1,
+            device_type=None if device == "auto" else device,
+        )
     )
     return compile_topology(
         topology,

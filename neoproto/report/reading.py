@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from neoproto.config.saved import read
 from neoproto.errors import ConfigError
 from neoproto.wording import first_line, shown
 
@@ -164,7 +165,7 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The file as plain containers with texts as keys.
+    """The file as plain containers with texts as keys, escaped texts as they were in the run.
 
     Raises:
         ConfigError: it cannot be read, is not YAML or no mapping, or has no end.
@@ -182,7 +183,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: wanted a mapping, got {type(tree).__name__}")
     try:
-        plain: dict[str, Any] = plain_tree(tree)
+        plain: dict[str, Any] = read(plain_tree(tree))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     return plain

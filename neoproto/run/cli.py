@@ -57,7 +57,9 @@ def parser() -> argparse.ArgumentParser:
         "--config-name", "-cn", default="ppo_monarch", help="configuration to run (%(default)s)"
     )
     arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
-    arguments.add_argument("--cfg", choices=["job"], help="print the composed configuration and stop")
+    arguments.add_argument(
+        "--cfg", choices=["job"], help="print the composed configuration, say what is wrong with it, and stop"
+    )
     # Answered before this parser is built, see `run_command`; here for --help.
     arguments.add_argument(
         "--shell-completion",
@@ -76,6 +78,12 @@ def main(argv: Sequence[str], own_loop: Loop | None = None) -> int:
     options = command.parse_intermixed_args(argv)
     if options.shell_completion is not None:
         command.error("--shell-completion install=bash is a command of its own")
+    if not argv and own_loop is None:
+        print(
+            f"no arguments: training {options.config_name}, the default task and model, some minutes on two "
+            "cores; --help shows what else there is",
+            flush=True,
+        )
     return guarded(lambda: execute(options, own_loop))
 
 
@@ -89,9 +97,8 @@ def guarded(command: Callable[[], int]) -> int:
         except StackError as error:
             return complain(f"error: {error}", 2)
         except Terminated as error:
-            return complain(
-                f"ended by {error.signal_name}; everything of the run is closed", int(error.code or 1)
-            )
+            said = f"ended by {error.signal_name}; everything of the run is closed{resume_hint()}"
+            return complain(said, int(error.code or 1))
         except NeoProtoError as error:
             log.error("the run failed", exc_info=error)
             return complain(f"error: {first_line(error)}{log_hint()}", 1)
@@ -100,7 +107,8 @@ def guarded(command: Callable[[], int]) -> int:
             return complain(f"error: {type(error).__name__}: {first_line(error)}{log_hint()}", 1)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and is_signal(error):
-                return complain("interrupted; everything of the run is closed", 128 + signal.SIGINT)
+                said = f"interrupted; everything of the run is closed{resume_hint()}"
+                return complain(said, 128 + signal.SIGINT)
             # Code of a user's raised it, in a task of its own perhaps: the run did not come to its end.
             log.error("the run failed", exc_info=error)
             return complain(f"error: the run was left by {told_exit(error)}{log_hint()}", 1)
@@ -112,13 +120,16 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
 
     mapping = compose(options.config_name, options.overrides, options.config_dir)
     if options.cfg:
-        from omegaconf import OmegaConf
+        from neoproto.config.saved import to_yaml
 
-        sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(mapping)))
-        return 0
+        # Printed first: what is wrong may be a mistake in how it is composed, which is to be looked at.
+        sys.stdout.write(to_yaml(mapping))
+        sys.stdout.flush()
     from neoproto.config import load_config
 
     config = load_config(mapping)
+    if options.cfg:
+        return 0
     check_stack()
     from neoproto.run.process import collect_garbage_rarely
     from neoproto.run.session import dry_run, run
@@ -141,6 +152,19 @@ def listed(error: ConfigError) -> str:
     if len(error.problems) == 1:
         return f"error: {error}"
     return f"error: {len(error.problems)} problems:\n{error}"
+
+
+def resume_hint() -> str:
+    """How to resume a run that was ended, if it has a checkpoint."""
+    for handler in logging.getLogger("neoproto").handlers:
+        if isinstance(handler, LogFileHandler):
+            from neoproto.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
+
+            folder = Path(handler.baseFilename).parent
+            newest = CheckpointFolder(folder / CHECKPOINTS, None).newest()
+            if newest is not None:
+                return f"; the same command with runtime.run_dir={folder} resumes it from step {newest.step}"
+    return ""
 
 
 def log_hint() -> str:

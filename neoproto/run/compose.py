@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
 from neoproto.config import CONFIG_NAMES, CONFIG_SEARCH_PATH, RunConfig, load_config
+from neoproto.config.precedence import covers, typed_wins
 from neoproto.errors import ConfigError
 from neoproto.wording import cut, shown
 
+OWN = "command-line"
+"""What Hydra calls the source of files that are a person's own."""
 _MOST_TYPED = 120
 """Characters of what was typed that are quoted."""
 
@@ -44,7 +48,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
     GlobalHydra.instance().clear()
     search_path = create_config_search_path(CONFIG_SEARCH_PATH)
     if config_dir is not None:
-        search_path.prepend("command-line", f"file://{config_dir.absolute()}", "main")
+        search_path.prepend(OWN, f"file://{config_dir.absolute()}", "main")
     try:
         hydra = Hydra.create_main_hydra2(task_name="neoproto", config_search_path=search_path)
         groups = frozenset(hydra.config_loader.list_groups(""))
@@ -55,6 +59,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
             with_log_configuration=False,
             from_shell=True,
         )
+        layers = layers_of(hydra, config_name, overrides, groups)
         if config_dir is not None:
             for group, choice in composed.hydra.runtime.choices.items():
                 path = config_dir / group.partition("@")[0] / f"{choice}.yaml"
@@ -62,6 +67,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
                     check_file(path)  # Hydra passes over a list
         with open_dict(composed):
             composed.pop("hydra", None)
+            composed.merge_with(nested(layers.defeated))
         resolved = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except ConfigError:
         raise
@@ -70,7 +76,89 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
     finally:
         GlobalHydra.instance().clear()
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
+    settled = typed_wins(resolved, layers.typed, {*layers.typed, *layers.own})
+    settled = typed_wins(settled, layers.own, {*layers.typed, *layers.own, *layers.added})
+    return {str(key): value for key, value in settled.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layers:
+    """Who has set which values, by dotted path.
+
+    Attributes:
+        typed: on the command line, as key=value.
+        own: in files of `--config-dir`.
+        added: in shipped files that were added on the command line, as `+smoke=tiny`.
+        defeated: values of own files which a shipped file, read after them, has replaced.
+    """
+
+    typed: Set[str]
+    own: Set[str]
+    added: Set[str]
+    defeated: Mapping[tuple[str, ...], Any]
+
+
+def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: frozenset[str]) -> Layers:
+    """Read again what Hydra has composed, file by file."""
+    loader, parser = hydra.config_loader, OverridesParser.create()
+    written = [force_value(override, groups) for override in overrides]
+    parsed = [parser.parse_override(override) for override in written]
+    typed: set[str] = set()
+    added_files: set[str] = set()
+    for one in parsed:
+        if one.key_or_group in groups:
+            added_files |= {f"{one.key_or_group}/{one.value()}"} if one.is_add() else set()
+        else:
+            typed |= (
+                {one.key_or_group}
+                if one.is_delete()
+                else dotted(leaves(one.value(), tuple(one.key_or_group.split("."))))
+            )
+    own: dict[tuple[str, ...], Any] = {}
+    added: set[str] = set()
+    defeated: dict[tuple[str, ...], Any] = {}
+    for file in loader.compute_defaults_list(config_name, written, RunMode.RUN).defaults:
+        read = loader.repository.load_config(file.config_path)
+        if read is None or file.config_path.startswith("hydra/"):
+            continue
+        content = OmegaConf.to_container(read.config)
+        if not isinstance(content, dict):
+            continue
+        content.pop("defaults", None)
+        values = leaves(content, tuple(file.package.split(".")) if file.package else ())
+        if read.provider == OWN:
+            own |= values
+        elif file.config_path in added_files:
+            added |= dotted(values)
+        if read.provider == OWN or file.config_path in added_files:
+            defeated = {path: value for path, value in defeated.items() if path not in values}
+        else:
+            defeated |= {path: own[path] for path in values if path in own}
+    left = {path: value for path, value in defeated.items() if not covers(typed, ".".join(path))}
+    return Layers(typed=typed, own=dotted(own), added=added, defeated=left)
+
+
+def leaves(tree: Any, at: tuple[str, ...]) -> dict[tuple[str, ...], Any]:
+    """The values of a tree that stands at `at`, each by its whole path; an empty mapping is a value."""
+    if not isinstance(tree, dict) or not tree:
+        return {at: tree} if at else {}
+    below = (leaves(value, (*at, str(key))) for key, value in tree.items())
+    return {path: value for one in below for path, value in one.items()}
+
+
+def dotted(paths: Iterable[tuple[str, ...]]) -> set[str]:
+    return {".".join(path) for path in paths}
+
+
+def nested(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """The inverse of `leaves`."""
+    tree: dict[str, Any] = {}
+    for (*above, name), value in values.items():
+        section = tree
+        for key in above:
+            section = section.setdefault(key, {})
+        section[name] = value
+    return tree
 
 
 def compose_run(config_name: str, overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:

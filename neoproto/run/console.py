@@ -12,10 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.measure import Measurement
+from rich.progress import Progress, ProgressColumn, Task, TaskID
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from neoproto.runtime.signals import Terminated
 from neoproto.trainer.record import StepReport, TrainingResult
@@ -50,7 +53,8 @@ class RunConsole:
         self.console.print(text, markup=False)
 
     def table(self, table: Table) -> None:
-        self.console.print(table)
+        for part in fitted(table, self.console):
+            self.console.print(part, soft_wrap=isinstance(part, Table))
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
@@ -71,16 +75,8 @@ class RunConsole:
         if not self.console.is_terminal:
             yield
             return
-        columns = [
-            TextColumn("[bold]step[/bold]"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        ]
-        with Progress(*columns, console=self.console) as progress:
-            self._progress, self._task = progress, progress.add_task("starting", total=total)
+        with Progress(LiveLine(self.console), console=self.console) as progress:
+            self._progress, self._task = progress, progress.add_task("", total=total)
             try:
                 yield
             finally:
@@ -88,11 +84,10 @@ class RunConsole:
 
     def step(self, report: StepReport) -> None:
         """Show one finished step."""
-        text = step_line(report.metrics)
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=report.step, description=text)
+            self._progress.update(self._task, completed=report.step, report=report)
         else:
-            left = clock_time(report.seconds_left)
+            text, left = step_line(report.metrics), clock_time(report.seconds_left)
             self.say(f"step {report.step}/{report.total_steps}  {text}  left {left}")
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -105,20 +100,102 @@ class RunConsole:
         self.say(f"trained model: {model_dir}")
 
 
-def step_line(metrics: Mapping[str, float]) -> str:
-    """The figures of one step in one line."""
-    parts = [
-        f"score {metrics['critic/score/mean']:.3f}",
-        f"length {metrics['response_length/mean']:.1f}",
-    ]
+class LiveLine(ProgressColumn):
+    """The live line of the steps, as much of it as the terminal is wide."""
+
+    max_refresh = None
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> RenderableType:
+        report: StepReport | None = task.fields.get("report")
+        # One column stays free: a terminal that is made narrower would wrap a full line, and leave it behind.
+        width = self._console.width - 1
+        first, last = f"step {int(task.completed)}/{int(task.total or 0)}", ""
+        kept = ["starting"]
+        if report is not None:
+            last = f"left {clock_time(report.seconds_left)}"
+            parts = step_parts(report.metrics)
+            for name in _FIRST_TO_GO:
+                reserve = _LEAST_BAR + 2 if name in _BEFORE_THE_BAR else 0
+                if len("  ".join([first, *parts.values(), last])) + reserve > width:
+                    parts.pop(name, None)
+            kept = [*parts.values()]
+        text = "  ".join(filter(None, [*kept, last]))
+        room = min(20, width - len(first) - len(text) - 4)
+        line = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+        bar = (
+            [ProgressBar(total=task.total, completed=task.completed, width=room)]
+            if room >= _LEAST_BAR
+            else []
+        )
+        line.add_row(Text(first, style="bold", no_wrap=True), *bar, Text(text, no_wrap=True, overflow="crop"))
+        return line
+
+
+_LEAST_BAR = 6
+_BEFORE_THE_BAR = ("tok/s", "vf_loss", "pg_loss", "length")
+_FIRST_TO_GO = (*_BEFORE_THE_BAR, "s/step", "score")
+"""Parts of the live line, in the order in which they are left out where it is too long."""
+
+
+def step_parts(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The figures of one step, by what they are."""
     # With algorithm.truncated=mask a step may have no token to train on, and then no losses.
     trained = "actor/pg_loss" in metrics
-    parts.append(f"pg_loss {metrics['actor/pg_loss']:+.4f}" if trained else "nothing to train on")
+    parts = {
+        "score": f"score {metrics['critic/score/mean']:.3f}",
+        "length": f"length {metrics['response_length/mean']:.1f}",
+        "pg_loss": f"pg_loss {metrics['actor/pg_loss']:+.4f}" if trained else "nothing to train on",
+    }
     if "critic/vf_loss" in metrics:
-        parts.append(f"vf_loss {metrics['critic/vf_loss']:.4f}")
-    parts.append(f"{metrics['perf/throughput']:,.0f} tok/s")
-    parts.append(f"{metrics['perf/time_per_step']:.2f} s/step")
-    return "  ".join(parts)
+        parts["vf_loss"] = f"vf_loss {metrics['critic/vf_loss']:.4f}"
+    parts["tok/s"] = f"{metrics['perf/throughput']:,.0f} tok/s"
+    parts["s/step"] = f"{metrics['perf/time_per_step']:.2f} s/step"
+    return parts
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """The figures of one step in one line."""
+    return "  ".join(step_parts(metrics).values())
+
+
+def fitted(table: Table, console: Console) -> list[Table | Text]:
+    """The table, in a form that is no wider than the console.
+
+    Columns that say the same of every row become a line below it; if that is not enough, every row is a line
+    of text, which may be wrapped.
+    """
+
+    def fits(one: Table) -> bool:
+        return (
+            Measurement.get(console, console.options.update(max_width=10_000), one).maximum <= console.width
+        )
+
+    if fits(table):
+        return [table]
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    names = [str(column.header) for column in table.columns]
+    rows = list(zip(*columns, strict=True))
+    same = [len(rows) > 1 and len(set(column)) == 1 for column in columns]
+    narrow = Table(title=table.title, title_justify=table.title_justify)
+    for column, left_out in zip(table.columns, same, strict=True):
+        if not left_out:
+            narrow.add_column(column.header, justify=column.justify)
+    for row, of in zip(rows, table.rows, strict=True):
+        cells = [cell for cell, left_out in zip(row, same, strict=True) if not left_out]
+        narrow.add_row(*cells, end_section=of.end_section)
+    shared = [f"{name} {column[0]}" for name, column, one in zip(names, columns, same, strict=True) if one]
+    if fits(narrow):
+        said = [text for text in shared if not text.endswith(" ")]
+        return [narrow, *([Text.from_markup(f"all: {', '.join(said)}")] if said else [])]
+    lines: list[Table | Text] = [Text(f"{table.title}", style="bold")]
+    for row in rows:
+        rest = [f"{name} {cell}" for name, cell in zip(names[1:], row[1:], strict=True) if cell]
+        lines.append(Text.from_markup(f"  {row[0].strip()}: {', '.join(rest)}"))
+    return lines
 
 
 def core_scores(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -155,7 +232,7 @@ def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
         table.add_row(name, "", value)
     table.add_section()
     for name, seconds in stages.items():
-        table.add_row(f"{name}, seconds", "", f"{seconds:.1f}")
+        table.add_row(f"{name.partition(' (')[0]}, seconds", "", f"{seconds:.1f}")
     return table
 
 

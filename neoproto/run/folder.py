@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
-from omegaconf import OmegaConf
+import yaml
 
 from meshes.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
+from neoproto.config.saved import to_yaml
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
 from neoproto.report.reading import read_config
@@ -26,6 +27,7 @@ from neoproto.runtime.logfile import LogFileHandler
 from neoproto.trainer.checkpoint import Checkpoint, sync, write_synced
 from neoproto.trainer.history import METRICS
 from neoproto.trainer.resume import named_damage, read_state
+from neoproto.wording import first_line
 
 CONFIG, LOCK, EPOCH, COMPLETE = "config.yaml", "run.lock", "weight_epoch", "complete.json"
 MODEL = "model"
@@ -129,10 +131,13 @@ def write_config(folder: Path, config: RunConfig) -> None:
     """The resolved configuration, in a form that `--config-dir` takes back; a different one is set aside.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written, or holds what YAML has no word for.
     """
     path = folder / CONFIG
-    data = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))).encode()
+    try:
+        data = to_yaml(config.model_dump()).encode()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: cannot be written: {first_line(error)}") from error
     try:
         if path.exists():
             if path.read_bytes() == data:

@@ -90,6 +90,7 @@ def prepare(
     check_estimator(config)
     with stage("reading prompts"):
         rows = load_rows(config)
+    check_batch(config, len(rows.train))
     if config.reward.custom_reward_function.path is None:
         check_rows(config.reward.name, (*rows.train, *rows.val))
     model_dir = model_folder(config, rows, stage)
@@ -144,6 +145,14 @@ def notes(
     yield from data_notes("training", train)
     if validation is not None:
         yield from data_notes("validation", validation)
+
+
+def check_batch(config: RunConfig, prompts: int) -> None:
+    """Refuse data that do not fill one batch before a model is made for them; some may be left out later."""
+    if prompts < config.data.train_batch_size:
+        raise ConfigError(
+            f"data.train_batch_size={config.data.train_batch_size}: the data have only {prompts} prompts"
+        )
 
 
 def check_reward_function(config: RunConfig) -> None:

@@ -89,7 +89,7 @@ def test_the_reader_of_metrics_puts_the_lines_of_a_step_together(tmp_path: Path)
 def test_the_configuration_composes(tmp_path: Path) -> None:
     (tmp_path / "words.yaml").write_text(file_in(EXTENDING, "conf/words.yaml"))
     config = compose_run("words", [], tmp_path)
-    assert (config.data.train_batch_size, config.trainer.total_training_steps) == (8, None)
+    assert (config.data.train_batch_size, config.trainer.total_training_steps) == (40, None)
     assert config.algorithm.adv_estimator == "grpo"
 
 

@@ -171,3 +171,11 @@ def test_there_is_no_majority_where_the_judge_tells_no_votes() -> None:
     assert figures["s/sampled/maj@2"] == 0.5
     assert not [name for name in figures if name.startswith("t/") and "maj" in name]
     assert session.without_majority(figures) == ["t/sampled"]
+
+
+def test_without_arguments_it_says_what_it_is_about_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neoproto.eval.cli.execute", lambda _: 0)
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("no arguments: measuring the built-in model")

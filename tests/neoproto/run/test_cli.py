@@ -17,7 +17,7 @@ from neoproto.run.compose import compose
 from neoproto.runtime import Runtime
 from neoproto.runtime.signals import Terminated
 from tests.neoproto.run.command import Capture, ended, refused
-from tests.neoproto.run.inputs import overrides
+from tests.neoproto.run.inputs import json_lines, overrides, words
 
 pytestmark = pytest.mark.usefixtures("no_processes")
 
@@ -208,3 +208,46 @@ def test_a_path_without_a_checkpoint_leaves_no_run_folder(
     text = refused(capsys, *overrides(model, train_file, *typed))
     assert text.startswith(f"trainer.resume_from_path: {said}")
     assert text.endswith(f" {tmp_path}/{name}")
+
+
+def test_a_printed_configuration_is_checked_too(capsys: Capture) -> None:
+    code, out, errors = ended(capsys, "trainer.sed=1", "--cfg", "job")
+    assert (code, errors) == (2, "error: trainer.sed: unknown key; did you mean 'seed'?\n")
+    assert yaml.safe_load(out)["trainer"]["sed"] == 1, "printed, to be looked at"
+
+
+def test_too_few_prompts_are_refused_before_a_model_is_made(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neoproto.run.prepare.model_folder", lambda *_: pytest.fail("a model was made"))
+    rows = json_lines(tmp_path / "few.jsonl", words(16))
+    said = refused(capsys, "data=files", f"data.train_files={rows}")
+    assert said == "data.train_batch_size=64: the data have only 16 prompts"
+
+
+def test_without_arguments_it_says_what_it_is_about_to_do(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "execute", lambda *_: 0)
+    assert ended(capsys)[1].startswith("no arguments: training ppo_monarch, the default task and model")
+    assert ended(capsys, "--config-name", "ppo_monarch") == (0, "", "")
+
+
+def test_an_interrupted_run_says_how_to_resume_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, train_file: Path
+) -> None:
+    folder = tmp_path / "run"
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        step = folder / "checkpoints" / "global_step_20"
+        step.mkdir(parents=True)
+        (step / "manifest.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runtime, "from_config", interrupt)
+    code, _, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={folder}"))
+    assert (code, errors) == (
+        130,
+        "interrupted; everything of the run is closed; "
+        f"the same command with runtime.run_dir={folder} resumes it from step 20\n",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -267,3 +268,73 @@ def test_composing_leaves_hydra_as_it_was() -> None:
         compose("ppo_monarch", ["data=nope"])
     assert not GlobalHydra.instance().is_initialized()
     assert compose("ppo_monarch", []) == compose("ppo_monarch", [])
+
+
+STEPS, EPOCHS = "total_training_steps", "total_epochs"
+
+
+@pytest.mark.parametrize(
+    ("typed", "steps", "epochs"),
+    [
+        (["trainer.total_epochs=15"], None, 15),
+        (["++trainer.total_epochs=1"], None, 1),
+        (["trainer.total_epochs=15", "trainer.total_training_steps=80"], 80, 15),
+        (["trainer.total_training_steps=20"], 20, 1),
+        (["+smoke=tiny"], 3, 1),
+        (["+smoke=tiny", "trainer.total_epochs=2"], None, 2),
+        ([], 80, 1),
+    ],
+)
+def test_typed_epochs_are_not_beaten_by_shipped_steps(
+    typed: list[str], steps: int | None, epochs: int
+) -> None:
+    trainer = compose("ppo_monarch", typed)["trainer"]
+    assert (trainer[STEPS], trainer[EPOCHS]) == (steps, epochs)
+
+
+def test_an_own_file_counts_as_typed(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(f"{MINE}  {EPOCHS}: 3\n")
+    assert compose("mine", [], folder)["trainer"][STEPS] is None
+    assert compose("mine", ["+smoke=tiny"], folder)["trainer"][STEPS] == 3, "added on the command line"
+    assert compose("mine", ["trainer.total_training_steps=9"], folder)["trainer"][STEPS] == 9
+    (folder / "mine.yaml").write_text(f"{MINE}  {EPOCHS}: 3\n  {STEPS}: 7\n")
+    assert compose("mine", [], folder)["trainer"][STEPS] == 7, "the documented rule: both are set"
+    assert compose("mine", ["trainer.total_epochs=15"], folder)["trainer"][STEPS] == 7
+
+
+def test_an_own_group_file_is_not_beaten_by_the_shipped_file_that_builds_on_it(folder: Path) -> None:
+    (folder / "data" / "mine.yaml").write_text(MY_DATA.replace("32", "16"))
+    for name in ("grpo_monarch", "mine"):  # grpo_monarch sets 32 after the group
+        (folder / "mine.yaml").write_text(MINE.replace("ppo", "grpo"))
+        assert compose(name, ["data=mine"], folder)["data"]["train_batch_size"] == 16
+        typed = ["data=mine", "data.train_batch_size=8"]
+        assert compose(name, typed, folder)["data"]["train_batch_size"] == 8
+        smoke = compose(name, ["data=mine", "+smoke=smollm2"], folder)
+        assert smoke["data"]["train_batch_size"] == 4, "added on the command line"
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "path", "value"),
+    [
+        ("grpo_smollm2", "reward.custom_reward_function.path=mine.py", "reward.name", "auto"),
+        (
+            "ppo_smollm2",
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.bypass_mode",
+            False,
+        ),
+        ("ppo_monarch", "algorithm.adv_estimator=grpo", "algorithm.truncated", "zero"),
+    ],
+)
+def test_a_shipped_value_does_not_refuse_what_is_typed(
+    name: str, typed: str, path: str, value: object
+) -> None:
+    found: Any = compose_run(name, [typed])
+    for key in path.split("."):
+        found = getattr(found, key)
+    assert found == value
+
+
+def test_a_typed_device_type_is_that_of_a_shipped_topology() -> None:
+    config = compose_run("ppo_monarch", ["topology=split_ppo", "trainer.device_type=cpu"])
+    assert [one.device_type for one in config.resolved_topology().clusters] == ["cpu"]

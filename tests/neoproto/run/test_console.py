@@ -72,11 +72,57 @@ def test_on_a_terminal_the_steps_share_one_live_line() -> None:
         for step in (1, 2, 3):
             console.step(report(step))
     shown = text.getvalue()
-    assert "3/80" in shown
+    assert "step 3/80" in shown
     assert "score 0.412" in shown
-    assert "step 3/80" not in shown
+    assert "step 3/80  score" not in shown, "a bar is between them"
     console.step(report())  # outside, there is no live line any more
     assert "step 3/80  score" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (80, ("step 40/80  ━", "score 0.412  length 5.2", "0.50 s/step  left 1:15")),
+        (40, ("step 40/80  score 0.412", "left 1:15")),
+    ],
+)
+def test_the_live_line_keeps_step_score_and_time_left(width: int, parts: tuple[str, ...]) -> None:
+    text = io.StringIO()
+    made = Console(file=text, width=width, force_terminal=True, color_system=None, highlight=False)
+    console = RunConsole(made)
+    with console.steps(80):
+        console.step(dataclasses.replace(report(40), metrics=METRICS | {"critic/vf_loss": 0.25}))
+    line = text.getvalue().split("\x1b[2K")[-1].splitlines()[0].rstrip()
+    assert len(line) < width
+    assert all(part in line for part in parts)
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_tables_are_no_wider_than_the_terminal_and_lose_no_word(width: int) -> None:
+    table = Table(title="Topology")
+    names = ("model", "worker", "cluster", "pool", "nodes", "devices", "ranks", "device", "colocated with")
+    for name in names:
+        table.add_column(name)
+    table.add_row("actor", "actor", "default", "train", "0", "0", "1", "cpu", "rollout, critic")
+    table.add_row("rollout", "rollout", "default", "train", "0", "0", "1", "cpu", "actor, critic")
+    for one in (table, result_table(RESULT, {"preparing the model (made once)": 3.0})):
+        text = io.StringIO()
+        RunConsole(Console(file=text, width=width, soft_wrap=True, highlight=False)).table(one)
+        lines = text.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        said = " ".join(text.getvalue().replace("│", " ").split())
+        words = [word for column in one.columns for cell in column.cells for word in str(cell).split()]
+        assert all(word in said for word in words)
+
+
+def test_a_table_of_one_row_becomes_a_line() -> None:
+    table = Table(title="Topology")
+    for name in ("model", "pool"):
+        table.add_column(name)
+    table.add_row("rollout " * 8, "[0]")
+    text = io.StringIO()
+    RunConsole(Console(file=text, width=60, soft_wrap=True, highlight=False)).table(table)
+    assert "pool [0]" in " ".join(text.getvalue().split())
 
 
 def test_stages_are_lines_where_there_is_no_terminal() -> None:

@@ -16,11 +16,22 @@ __all__ = ["cache_folder", "ensure_folder", "is_whole", "models_folder", "no_pro
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$NEOPROTO_CACHE`, or `$XDG_CACHE_HOME/neoproto`, or `~/.cache/neoproto`."""
+    """`$NEOPROTO_CACHE`, or `$XDG_CACHE_HOME/neoproto`, or `~/.cache/neoproto`.
+
+    Raises:
+        ConfigError: none is named, and no home folder is known.
+    """
     if chosen := environment.get("NEOPROTO_CACHE"):
         return user_path(chosen, field="NEOPROTO_CACHE")
     base = environment.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "neoproto"
+    if base:
+        return Path(base) / "neoproto"
+    try:
+        return Path.home() / ".cache" / "neoproto"
+    except RuntimeError:
+        raise ConfigError(
+            f"HOME is not set and user {os.getuid()} has no home folder; NEOPROTO_CACHE names one for models"
+        ) from None
 
 
 def models_folder(cache_dir: Path | None = None) -> Path:

@@ -10,6 +10,7 @@ import io
 import os
 import runpy
 import sys
+import tempfile
 from typing import Any, NoReturn
 
 from meshes.stacks import STACKS_SIGNAL
@@ -32,12 +33,19 @@ def main() -> None:
     folder = os.environ.get(FOLDER_VARIABLE, "")
     if os.path.isdir(folder):
         os.chdir(folder)
+    ensure_home()
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     try:
         runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
     except SystemExit as end:
         leave(end.code)
+
+
+def ensure_home() -> None:
+    """A user without a home folder gets the run's temporary one: vLLM would make a folder called `~`."""
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = tempfile.gettempdir()
 
 
 class LogFile(io.FileIO):

@@ -15,6 +15,8 @@ from pathlib import Path
 PACKAGES = ("torch", "torchmonarch", "torchstore")
 """Distributions that all processes of a run must have in the same version."""
 OURS = ("neoproto", "actors", "meshes", "configs")
+LONGEST_TMP = 40
+"""Bytes: Monarch's sockets add up to 66, and a path of a socket has at most 107."""
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 """Where the collectives of ranks on one machine listen. Else gloo takes the address of the host name,
@@ -67,7 +69,15 @@ def visible_gpus() -> tuple[str, ...]:
 def short_tmp() -> str:
     """A folder for sockets: the usual one, unless a socket's path (≤ 108 bytes) would not fit below it."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= 40 else "/tmp"
+    return usual if len(os.fsencode(usual)) <= LONGEST_TMP else "/tmp"
+
+
+def tmp_note() -> str | None:
+    """What to say of a folder for temporary files that is not the one a person chose."""
+    usual, used = tempfile.gettempdir(), short_tmp()
+    if usual == used:
+        return None
+    return f"TMPDIR={usual} is longer than {LONGEST_TMP} bytes, which sockets allow: {used} is used"
 
 
 def unmade_folder(prefix: str) -> str:
@@ -77,5 +87,9 @@ def unmade_folder(prefix: str) -> str:
 
 def inductor_cache() -> str:
     """Where torch keeps what it compiled: among the temporary files, by default, which go with the run."""
-    usual = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without an entry, as containers are given
+        user = str(os.getuid())
+    usual = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
     return os.environ.get(CACHE_VARIABLE) or usual

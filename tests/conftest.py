@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # Before torch is imported anywhere: unit tests run tiny tensors, where more threads only fight for the cores.
@@ -11,6 +12,12 @@ ADDED = {name: value for name, value in LIMITS.items() if name not in os.environ
 os.environ.update(ADDED)
 # Nothing is to be fetched while testing; a test that tries must fail and not wait.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# `scripts/test &` in a script, `nohup` and CI systems have these ignored, and every process inherits that: no
+# test of Ctrl-C or of a hang-up could work then.
+for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, action)
 
 import hypothesis  # noqa: E402 - after the environment is set
 import pytest  # noqa: E402

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from neoproto.errors import ConfigError
 from neoproto.run.cli import guarded
+from neoproto.runtime.signals import raised_signals
 
 if TYPE_CHECKING:
     from neoproto.config import RunConfig
@@ -66,10 +67,11 @@ def execute(options: argparse.Namespace) -> int:
     check_stack()
     from neoproto.eval.session import dry_run, evaluate
 
-    if config.dry_run:
-        dry_run(config)
-    else:
-        evaluate(config)
+    with raised_signals():
+        if config.dry_run:
+            dry_run(config)
+        else:
+            evaluate(config)
     return 0
 
 

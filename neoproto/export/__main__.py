@@ -2,10 +2,10 @@
 
 import sys
 
-from neoproto.run.process import leave, open_standard_streams
+from neoproto.run.process import begin, leave
 
 if __name__ == "__main__":
-    open_standard_streams()
+    begin()
     from neoproto.export.cli import main
 
     leave(main(sys.argv[1:]))

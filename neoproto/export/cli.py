@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from neoproto.run.cli import guarded
+from neoproto.runtime.signals import raised_signals
 
 EPILOG = """\
 examples:
@@ -39,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     def execute() -> int:
         from neoproto.export.session import export
 
-        step = export(options.run_dir, options.to, options.step)
+        with raised_signals():
+            step = export(options.run_dir, options.to, options.step)
         print(f"the policy after step {step} is in {options.to}", flush=True)
         return 0
 

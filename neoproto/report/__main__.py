@@ -2,7 +2,10 @@
 
 import sys
 
-from neoproto.report.cli import main
+from neoproto.run.process import begin, leave
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    begin()
+    from neoproto.report.cli import main
+
+    leave(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ from neoproto import trace
 from neoproto.errors import ConfigError
 from neoproto.report.reading import note_of, read_runs
 from neoproto.run.cli import guarded
+from neoproto.runtime.signals import raised_signals
 
 EPILOG = """\
 examples:
@@ -53,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
 
     def execute() -> int:
-        for line in report(options.runs, options.out, options.png):
-            print(line, flush=True)
+        with raised_signals():
+            for line in report(options.runs, options.out, options.png):
+                print(line, flush=True)
         return 0
 
     return guarded(execute)

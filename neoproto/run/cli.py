@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
@@ -17,7 +18,7 @@ from neoproto.config import CONFIG_NAMES
 from neoproto.data.user_code import is_signal, noted_interrupts, told_exit
 from neoproto.errors import ConfigError, NeoProtoError, StackError
 from neoproto.runtime.logfile import LogFileHandler
-from neoproto.runtime.signals import Terminated
+from neoproto.runtime.signals import Terminated, raised_signals
 from neoproto.stack import check_stack
 from neoproto.wording import first_line
 
@@ -135,15 +136,17 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
     from neoproto.run.session import dry_run, run
 
     collect_garbage_rarely()
-    if config.dry_run:
-        dry_run(config, own_loop=own_loop)
-    else:
-        run(config, own_loop=own_loop)
+    with raised_signals():
+        if config.dry_run:
+            dry_run(config, own_loop=own_loop)
+        else:
+            run(config, own_loop=own_loop)
     return 0
 
 
 def complain(text: str, code: int) -> int:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more: the code says it
+        print(text, file=sys.stderr, flush=True)
     return code
 
 

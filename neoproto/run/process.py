@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import contextlib
+import errno
 import gc
+import io
 import os
+import stat
 import sys
 import threading
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from neoproto.runtime.signals import end_at_once, end_with
 
 if TYPE_CHECKING:
     from neoproto.run.trainers import Loop
@@ -23,7 +29,7 @@ def run_command(own_loop: Loop | None = None) -> NoReturn:
     Args:
         own_loop: a trainer loop of the caller's, in place of the one that `trainer.mode` names.
     """
-    open_standard_streams()
+    begin()
     if len(sys.argv) == 3 and sys.argv[1] == "--shell-completion":
         from neoproto.run.completion import main as complete  # asked at every key: nothing else is imported
 
@@ -31,6 +37,58 @@ def run_command(own_loop: Loop | None = None) -> NoReturn:
     from neoproto.run.cli import main  # late: what it imports may open files
 
     leave(main(sys.argv[1:], own_loop))
+
+
+def begin() -> None:
+    """What every command does before it imports anything heavy."""
+    end_at_once()
+    open_standard_streams()
+    codecs.register_error(PLAIN, plain)
+    sys.stdout, sys.stderr = readable(sys.stdout), readable(sys.stderr)
+    try:
+        os.getcwd()
+    except OSError as error:
+        reason = error.strerror or error
+        sys.stderr.write(f"error: the current folder cannot be used: {reason}; cd to another one\n")
+        leave(2)
+
+
+PLAIN = "neoproto.plain"
+_PLAIN = {"…": "...", "–": "-", "—": "-", "→": "->", "×": "x", "≤": "<=", "≥": ">=", "·": ".", "±": "+-"}
+
+
+def plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """How characters are printed that the console's encoding lacks; bytes of file names as they are."""
+    assert isinstance(error, UnicodeEncodeError)
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    return _PLAIN.get(character, "?"), error.start + 1
+
+
+class TerminalFile(io.FileIO):
+    """Drops what a terminal does not take that has been closed: SIGHUP ends the run, or nothing does."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(data).nbytes
+
+
+def readable(stream: Any) -> Any:
+    """The stream in a form that any text can be written to, whatever its encoding."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    if not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):  # a terminal that is gone says it is none
+        stream.reconfigure(errors=PLAIN)
+        return stream
+    raw: Any = TerminalFile(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors=PLAIN, line_buffering=True
+    )
 
 
 def open_standard_streams() -> None:
@@ -65,6 +123,7 @@ def leave(code: int) -> NoReturn:
     hold one inside Monarch for a minute, waiting for processes that are gone. Then it would collect all its
     memory, torch included, which takes seconds on a busy machine.
     """
+    end_with(code)
     deadline = threading.Timer(LAST_WORDS_S, os._exit, (code,))
     deadline.daemon = True
     deadline.start()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from meshes.applied import check_applied_job
+from meshes.machine import tmp_note
 from meshes.topology import compile_topology
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
@@ -87,7 +88,7 @@ def run(
             more = "a larger trainer.total_training_steps trains on"
             console.say(f"this run is complete: {steps} steps are trained, the model is in model/; {more}")
             return None
-        for note in prepared.notes:
+        for note in (*prepared.notes, *filter(None, [tmp_note()])):
             console.say(f"note: {note}")
         with tracing(config, folder, console.say), open_services(config, folder, console.say) as services:
             session = RunSession(prepared, placement, folder, console, starts, services, own_loop)
@@ -108,6 +109,8 @@ def dry_run(config: RunConfig, console: RunConsole | None = None, own_loop: Loop
         if starts.complete() is None:
             starts.open()
     show_plan(prepared, placement, console)
+    if (note := tmp_note()) is not None:
+        console.say(f"note: {note}")
 
 
 def prepared_run(

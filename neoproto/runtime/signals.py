@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,53 @@ class Terminated(SystemExit):
 
 def _raise_terminated(signum: int, _: FrameType | None) -> None:
     raise Terminated(signum)
+
+
+def _end_at_once(signum: int, _: FrameType | None) -> None:
+    name = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
+    with contextlib.suppress(OSError):
+        os.write(2, f"{name}; nothing was started\n".encode())
+    os._exit(128 + signum)
+
+
+def end_at_once() -> None:
+    """Until `raised_signals`, a signal ends this process with one line and its code.
+
+    That is for imports: an exception that is raised while one runs may be lost in native code. Signals that
+    the process was started with as ignored (`nohup`, `command &` of a script) stay so.
+    """
+    for signum in (signal.SIGINT, *_TERMINATING):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _end_at_once)
+
+
+def end_with(code: int) -> None:
+    """From now on a signal ends this process with a code that is known already, without a line."""
+    for signum in (signal.SIGINT, *_TERMINATING):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda *_: os._exit(code))
+
+
+@contextlib.contextmanager
+def raised_signals() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise `Terminated`, SIGINT raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    wanted: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        **dict.fromkeys(_TERMINATING, _raise_terminated),
+    }
+    previous = {
+        signum: signal.signal(signum, handler)
+        for signum, handler in wanted.items()
+        if signal.getsignal(signum) in (_end_at_once, signal.SIG_DFL)
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
 
 
 class SignalHandlers:

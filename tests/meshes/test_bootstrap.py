@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from meshes.bootstrap import LogFile, text_log
+from meshes.bootstrap import LogFile, ensure_home, text_log
 
 
 def test_a_full_disk_takes_lines_and_raises_nothing() -> None:
@@ -32,3 +33,12 @@ def test_what_is_printed_is_there_at_once(tmp_path: Path) -> None:
     log.close()
     os.fstat(number)  # it is the process's, and stays open
     os.close(number)
+
+
+def test_a_user_without_a_home_gets_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/them")
+    ensure_home()
+    assert os.environ["HOME"] == "/home/them"
+    monkeypatch.setattr(os.path, "expanduser", lambda text: text)  # as where nothing is known
+    ensure_home()
+    assert os.environ["HOME"] == tempfile.gettempdir()

@@ -52,3 +52,22 @@ def test_source_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_ids_of_processes_belong_to_a_machine() -> None:
     assert machine.machine_id().endswith(os.readlink("/proc/self/ns/pid"))
+
+
+def test_a_user_without_an_entry_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(machine.getpass, "getuser", unknown)
+    monkeypatch.delenv(machine.CACHE_VARIABLE, raising=False)
+    assert machine.inductor_cache().endswith(f"/torchinductor_{os.getuid()}")
+
+
+def test_a_folder_that_is_too_long_for_sockets_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: "/" + "t" * 39)
+    assert (machine.short_tmp(), machine.tmp_note()) == ("/" + "t" * 39, None)
+    monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: "/" + "é" * 20)  # 41 bytes
+    assert machine.short_tmp() == "/tmp"
+    assert (
+        machine.tmp_note() == f"TMPDIR=/{'é' * 20} is longer than 40 bytes, which sockets allow: /tmp is used"
+    )

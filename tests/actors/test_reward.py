@@ -232,6 +232,7 @@ def test_hostile_answers_to_a_plain_function_score_0_and_are_counted(
 
 def test_when_the_calls_time_is_over_the_rest_counts_as_too_late(tmp_path: Path) -> None:
     judge = custom(tmp_path, "time.sleep(float(solution_str)); return 1", num_processes=1, max_failed_share=1)
+    assert scores(judge, sample("0")) == [1.0]  # its process is there before the time runs
     made = asyncio.run(judge.score([sample(nap) for nap in ("0", "30", "0")], budget_s=5.0))
     assert [one.score.score for one in made] == [1.0, 0.0, 0.0]
     assert [one.failure.kind if one.failure else "" for one in made] == ["", "timeout", "timeout"]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +36,46 @@ class Node:
     def gpu(self, device: int) -> str:
         """The `CUDA_VISIBLE_DEVICES` of one device."""
         return self.gpus[device] if device < len(self.gpus) else str(device)
+
+
+@dataclass(kw_only=True, slots=True)
+class HostProcess:
+    """A host that is a process of this machine. Those of its workers are in its session.
+
+    Attributes:
+        cluster, node: which host.
+        pid: its process, and its session.
+        ours: the run made it, and may end it.
+        lost: it has died, or stays stopped; its cause may be known later.
+        cause: of that, in words.
+    """
+
+    cluster: str
+    node: int
+    pid: int
+    ours: bool
+    lost: bool = False
+    cause: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"host {self.cluster}[{self.node}] (process {self.pid})"
+
+
+def host_processes(job: Any, keys: Mapping[str, str], *, ours: bool) -> list[HostProcess]:
+    """The hosts of a job that are processes of this machine; [] if the job is of another kind.
+
+    Args:
+        keys: cluster -> the job's name for its mesh.
+    """
+    pids = getattr(job, "_host_to_pid", {})
+    return [
+        HostProcess(cluster=cluster, node=int(number), pid=one.pid, ours=ours)
+        for cluster, key in keys.items()
+        for name, one in pids.items()
+        if (number := name.removeprefix(f"{key}_")).isdigit() and name.startswith(f"{key}_")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +116,11 @@ class Hosts(Protocol):
         """One host on the controller's machine."""
         ...
 
+    @property
+    def on_this_machine(self) -> Sequence[HostProcess]:
+        """Hosts that are processes of this machine."""
+        ...
+
     def guard_shm(self, prefix: str) -> None:
         """Have shared-memory files whose names begin so removed with the run, on every host."""
         ...
@@ -113,6 +158,7 @@ class PrivateHosts:
         }
         self._closing = closing
         self._jobs: list[Any] = []
+        self.on_this_machine: list[HostProcess] = []
         self._meshes: dict[str, Any] = {}
 
     def prepare_client(self) -> None:
@@ -158,6 +204,7 @@ class PrivateHosts:
         def start() -> dict[str, Any]:
             with _temporary_folder(self._tmp_dir):
                 state = job.state(cached_path=None)
+            self.on_this_machine += host_processes(job, keys, ours=True)
             return {name: getattr(state, keys[name]) for name in clusters}
 
         return sdk.run_blocking(start, self._closing)

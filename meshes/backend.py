@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from meshes.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHos
 from meshes.machine import machine_id, unmade_folder
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
-from neoproto.errors import WorkerDied
+from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import (
     STORE_KEY,
     BackendOptions,
@@ -63,6 +63,7 @@ class MonarchBackend:
         self._store_processes: Mapping[str, Sequence[ProcessInfo]] = {}
         self._watched_hosts: list[HostProcess] = []
         self._sessions: dict[tuple[str, int], int] = {}
+        self._starting = False
         self._tmp_dir = ""
         self._closing: Future[None] = Future()
 
@@ -83,12 +84,13 @@ class MonarchBackend:
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
-        self._hosts.add_clusters(options.clusters)
-        self._watch_hosts()
+        with self._start_of_hosts():
+            self._hosts.add_clusters(options.clusters)
+            self._watch_hosts()
 
     def _make_hosts(self, options: BackendOptions) -> Hosts:
         if options.options.get("job_mode") != "current":
-            return PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing)
+            return PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing, self._watch_hosts)
         from meshes.applied import AppliedHosts
 
         return AppliedHosts(options, self._tmp_dir, self._closing)
@@ -112,6 +114,24 @@ class MonarchBackend:
         assert self._hosts is not None
         self._hosts.add_cluster(name, nnodes)
         self._watch_hosts()
+
+    @contextlib.contextmanager
+    def _start_of_hosts(self) -> Iterator[None]:
+        """Within the block a host that is lost ends the start, which would wait for it.
+
+        Raises:
+            NeoProtoError: that was so.
+        """
+        self._starting = True
+        try:
+            yield
+        except RuntimeClosed as error:
+            lost = next((host.cause for host in self._watched_hosts if host.cause), None)
+            if lost is None:
+                raise
+            raise NeoProtoError(f"the run did not start: {lost}") from error
+        finally:
+            self._starting = False
 
     def _watch_hosts(self) -> None:
         """Watch the hosts that are new. Messages to workers pass through them, and they start processes."""
@@ -143,7 +163,9 @@ class MonarchBackend:
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
-        client = self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
+        with self._start_of_hosts():
+            beside = self._hosts.beside_controller()
+            client = self._store.start(hosts, beside, options.options["ranks_per_host"])
         self._store_processes = self._store.processes(options.run_id)
         everybody = [info for some in self._store_processes.values() for info in some]
         for number, info in enumerate(everybody):
@@ -192,6 +214,8 @@ class MonarchBackend:
         if cause is not None:
             host.cause = f"its {host.name} died: {cause}" if host.ours else f"its {host.name} is {cause}"
             logger.warning("%s", host.cause)
+            if self._starting:
+                self.stop_spawning()
         for (key, rank), session in list(self._sessions.items()):
             if session == host.pid and (cause is not None or key != STORE_KEY):
                 self._on_death(key, rank, None if cause is None else host.cause)

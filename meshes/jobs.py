@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -142,11 +142,19 @@ def python_path() -> str:
 class PrivateHosts:
     """A private `ProcessJob`: each node of each cluster is a process of its own session on this machine."""
 
-    def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str], closing: Future[None]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        tmp_dir: str,
+        env: Mapping[str, str],
+        closing: Future[None],
+        on_hosts: Callable[[], None],
+    ) -> None:
         """Args:
         tmp_dir: the run's folder for sockets and temporary files, removed with the run.
         env: environment of the hosts, which worker processes inherit.
         closing: once it is done, no hosts are waited for.
+        on_hosts: called once there are new host processes, which are waited for then.
         """
         self._tmp_dir = tmp_dir
         self._env = {
@@ -158,6 +166,7 @@ class PrivateHosts:
         }
         self._closing = closing
         self._jobs: list[Any] = []
+        self._on_hosts = on_hosts
         self.on_this_machine: list[HostProcess] = []
         self._meshes: dict[str, Any] = {}
 
@@ -198,13 +207,20 @@ class PrivateHosts:
         from monarch.job import ProcessJob
 
         keys = {name: f"{MESH_PREFIX}hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
-        job = ProcessJob({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
+        this = self
+
+        class Job(ProcessJob):  # type: ignore[misc] # Monarch is not typed
+            def _state(self) -> Any:  # between the start of its processes and the wait for them
+                this.on_this_machine += host_processes(self, keys, ours=True)
+                this._on_hosts()
+                return super()._state()
+
+        job = Job({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
         self._jobs.append(job)
 
         def start() -> dict[str, Any]:
             with _temporary_folder(self._tmp_dir):
                 state = job.state(cached_path=None)
-            self.on_this_machine += host_processes(job, keys, ours=True)
             return {name: getattr(state, keys[name]) for name in clusters}
 
         return sdk.run_blocking(start, self._closing)

@@ -12,7 +12,7 @@ import pytest
 from meshes import sdk
 from meshes.backend import HOST_KEY, MonarchBackend, MonarchGroup
 from meshes.jobs import HostProcess, host_processes
-from neoproto.errors import RuntimeClosed, WorkerDied
+from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
 from neoproto.runtime.placement import Block
 
 
@@ -132,3 +132,17 @@ def test_workers_are_lost_with_their_host_and_say_so(
     assert seen[2:] == [("h", 0, cause), ("g", 1, "exit code 1")]
     pool.block = Block(first_node=1, nnodes=1, first_device=0, devices_per_node=2)
     backend._check_hosts(request)
+
+
+def test_a_start_is_given_up_when_its_host_is_lost() -> None:
+    backend: Any = MonarchBackend()
+    backend._watched_hosts = [HostProcess(cluster="c", node=0, pid=70, ours=True)]
+    lose = threading.Thread(target=backend._on_death, args=(HOST_KEY, 0, "signal 9 (SIGKILL)"))
+    said = r"the run did not start: its host c\[0\] .* died: signal 9"
+    with pytest.raises(NeoProtoError, match=said), backend._start_of_hosts():
+        sdk.run_blocking(lambda: (lose.start(), threading.Event().wait(20)), backend._closing)
+    lose.join()
+    other: Any = MonarchBackend()
+    with pytest.raises(RuntimeClosed), other._start_of_hosts():
+        raise RuntimeClosed("by a signal")
+    assert not other._starting

@@ -23,7 +23,7 @@ from meshes import procs, sdk
 from meshes.bootstrap import FOLDER_VARIABLE
 from meshes.guardian import MARK, path_word
 from meshes.guards import HostGuards
-from meshes.jobs import MESH_PREFIX, Node, Nodes, python_path
+from meshes.jobs import MESH_PREFIX, HostProcess, Node, Nodes, host_processes, python_path
 from meshes.machine import CACHE_VARIABLE, versions
 from meshes.stores import worker_command
 from neoproto.errors import ConfigError
@@ -142,6 +142,7 @@ class AppliedHosts:
         """
         self._options, self._tmp_dir, self._closing = options, tmp_dir, closing
         self._job: Any = None
+        self.on_this_machine: list[HostProcess] = []
         self._meshes: dict[str, Any] = {}
         self._nodes: dict[str, tuple[Node, ...]] = {}
         self._first = ""
@@ -232,6 +233,8 @@ class AppliedHosts:
         self._guards = HostGuards(_own_address(), sum(clusters.values()))
         wanted = {name: self._meshes[name].slice(hosts=slice(0, nnodes)) for name, nnodes in clusters.items()}
         self._nodes = self._look(wanted)
+        found = host_processes(self._job, {name: name for name in clusters}, ours=False)
+        self.on_this_machine = [one for one in found if one.node < clusters[one.cluster]]
 
     def _look(self, meshes: Mapping[str, Any]) -> dict[str, tuple[Node, ...]]:
         """Look at every host at once, and have a guardian on each.

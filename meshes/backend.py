@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,11 @@ from meshes import ports, procs, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import end_process, is_marked, sweep
 from meshes.guards import Guardian
-from meshes.jobs import MESH_PREFIX, Hosts, Node, Nodes, PrivateHosts
+from meshes.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHosts
 from meshes.machine import LOOPBACK_ONLY, machine_id, unmade_folder
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
+from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import (
     STORE_KEY,
     BackendOptions,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HOST_KEY = "/hosts"
+"""What the hosts of this machine are watched as; no group's key has a slash."""
 STORE_ACTORS = "neoproto.store.engine."
 SOCKETS_S = 2.0
 """How long the kernel may take to give up the sockets of killed processes."""
@@ -56,6 +61,9 @@ class MonarchBackend:
         self._groups: dict[str, MonarchGroup] = {}
         self._store: GlobalStore | None = None
         self._store_processes: Mapping[str, Sequence[ProcessInfo]] = {}
+        self._watched_hosts: list[HostProcess] = []
+        self._sessions: dict[tuple[str, int], int] = {}
+        self._starting = False
         self._tmp_dir = ""
         self._closing: Future[None] = Future()
 
@@ -76,11 +84,13 @@ class MonarchBackend:
         self._hook = FaultHook(self._on_fault)
         ports.replies().set_sink(on_reply)
         self._serve(on_request)
-        self._hosts.add_clusters(options.clusters)
+        with self._start_of_hosts():
+            self._hosts.add_clusters(options.clusters)
+            self._watch_hosts()
 
     def _make_hosts(self, options: BackendOptions) -> Hosts:
         if options.options.get("job_mode") != "current":
-            return PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing)
+            return PrivateHosts(options.run_id, self._tmp_dir, options.env, self._closing, self._watch_hosts)
         from meshes.applied import AppliedHosts
 
         return AppliedHosts(options, self._tmp_dir, self._closing)
@@ -103,13 +113,46 @@ class MonarchBackend:
         """Start the hosts of one more cluster."""
         assert self._hosts is not None
         self._hosts.add_cluster(name, nnodes)
+        self._watch_hosts()
+
+    @contextlib.contextmanager
+    def _start_of_hosts(self) -> Iterator[None]:
+        """Within the block a host that is lost ends the start, which would wait for it.
+
+        Raises:
+            NeoProtoError: that was so.
+        """
+        self._starting = True
+        try:
+            yield
+        except RuntimeClosed as error:
+            lost = next((host.cause for host in self._watched_hosts if host.cause), None)
+            if lost is None:
+                raise
+            raise NeoProtoError(f"the run did not start: {lost}") from error
+        finally:
+            self._starting = False
+
+    def _watch_hosts(self) -> None:
+        """Watch the hosts that are new. Messages to workers pass through them, and they start processes."""
+        assert self._hosts is not None
+        assert self._deaths is not None
+        for host in self._hosts.on_this_machine:
+            if host not in self._watched_hosts:
+                self._watched_hosts.append(host)
+                self._deaths.watch(HOST_KEY, len(self._watched_hosts) - 1, host.pid, may_kill=host.ours)
+
+    def _watch(self, key: str, rank: int, pid: int) -> None:
+        """Watch a process of this machine, and note the session that its host has made."""
+        assert self._deaths is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._sessions[key, rank] = os.getsid(pid)
+        self._deaths.watch(key, rank, pid)
 
     def start_store(self) -> ObjectStore:
         """Start the global store, volumes on the first cluster's hosts."""
         assert self._hosts is not None
         options = self._options
-        assert self._deaths is not None
-        deaths = self._deaths
         self._store = GlobalStore(
             log_dir=options.run_dir / "logs" / "store",
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
@@ -120,11 +163,13 @@ class MonarchBackend:
         )
         first = next(iter(options.clusters))
         hosts = self._hosts.hosts(first, 0, options.clusters[first])
-        client = self._store.start(hosts, self._hosts.beside_controller(), options.options["ranks_per_host"])
+        with self._start_of_hosts():
+            beside = self._hosts.beside_controller()
+            client = self._store.start(hosts, beside, options.options["ranks_per_host"])
         self._store_processes = self._store.processes(options.run_id)
         everybody = [info for some in self._store_processes.values() for info in some]
         for number, info in enumerate(everybody):
-            deaths.watch(STORE_KEY, number, info.pid)
+            self._watch(STORE_KEY, number, info.pid)
         return client
 
     def store_processes(self) -> Mapping[str, Sequence[ProcessInfo]]:
@@ -139,6 +184,14 @@ class MonarchBackend:
             self._store.close(timeout_s)
 
     def _on_death(self, key: str, rank: int, cause: str | None) -> None:
+        if key == HOST_KEY:
+            self._on_host_death(self._watched_hosts[rank], cause)
+            return
+        host = self._host_of(key, rank)
+        if cause is not None and host is not None and (host.lost or not procs.lives(host.pid)):
+            if not host.cause:
+                return  # it went with its host, whose cause comes in a moment
+            cause = host.cause
         if key != STORE_KEY:
             self._report_death(key, rank, cause)
             return
@@ -151,10 +204,37 @@ class MonarchBackend:
             if not group.released:
                 group.fail_store(reason)
 
+    def _host_of(self, key: str, rank: int) -> HostProcess | None:
+        session = self._sessions.get((key, rank))
+        return next((host for host in self._watched_hosts if host.pid == session), None)
+
+    def _on_host_death(self, host: HostProcess, cause: str | None) -> None:
+        """With a host all its workers are lost: they die with it, or nothing reaches them any more."""
+        host.lost = True
+        if cause is not None:
+            host.cause = f"its {host.name} died: {cause}" if host.ours else f"its {host.name} is {cause}"
+            logger.warning("%s", host.cause)
+            if self._starting:
+                self.stop_spawning()
+        for (key, rank), session in list(self._sessions.items()):
+            if session == host.pid and (cause is not None or key != STORE_KEY):
+                self._on_death(key, rank, None if cause is None else host.cause)
+
+    def _check_hosts(self, request: GroupRequest) -> None:
+        """Raises WorkerDied: a host that the group is to be on is lost; Monarch would wait for it."""
+        pool = request.pool
+        cluster = next(iter(self._options.clusters)) if pool.beside_controller else pool.cluster
+        for host in self._watched_hosts:
+            if host.lost and host.cluster == cluster and host.node in pool.block.nodes:
+                rank = (host.node - pool.block.first_node) * pool.block.devices_per_node
+                cause = host.cause or f"its {host.name} died"
+                raise WorkerDied(request.name, rank, socket.gethostname(), cause)
+
     def spawn_group(self, request: GroupRequest, timeout_s: float) -> MonarchGroup:
         """Start the processes of a group, one container in each."""
         assert self._hosts is not None
         assert self._deaths is not None
+        self._check_hosts(request)
         block = request.pool.block
         if request.pool.beside_controller:
             hosts = self._hosts.beside_controller()
@@ -166,7 +246,9 @@ class MonarchBackend:
             spec=None if self._store is None else self._store.spec,
             host_ids=tuple(host_id(cluster, node, first_cluster) for node in block.nodes),
         )
-        group = MonarchGroup(request, hosts, store, self._options.run_id, self._deaths, self._hosts.kill)
+        group = MonarchGroup(
+            request, hosts, store, self._options.run_id, self._deaths, self._hosts.kill, self._watch
+        )
         self._groups[request.key] = group
         try:
             sdk.run_blocking(lambda: group.start(timeout_s), self._closing)
@@ -182,6 +264,8 @@ class MonarchBackend:
 
     def close(self, timeout_s: float) -> None:
         """Kill the hosts, end what is left of the run, remove its folders, put everything back."""
+        if self._deaths is not None:
+            self._deaths.forget(HOST_KEY)
         with contextlib.ExitStack() as stack:
             if self._guardian is not None:
                 stack.callback(self._dismiss, self._guardian)
@@ -247,15 +331,17 @@ class MonarchGroup:
         run_id: str,
         deaths: DeathWatch,
         kill_far: Callable[[Node, int], None],
+        watch: Callable[[str, int, int], None],
     ) -> None:
         """Args:
         kill_far: ends a process of the run on another machine.
+        watch: begins to report the death of (key, rank, pid).
         """
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
         self.released = self.unwatched = self.given_up = False
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
-        self._kill_far = kill_far
+        self._kill_far, self._watch = kill_far, watch
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
@@ -324,7 +410,7 @@ class MonarchGroup:
         """Begin to report deaths."""
         for info in self._infos:
             if is_local(info, self._run_id):
-                self._deaths.watch(self.request.key, info.rank, info.pid)
+                self._watch(self.request.key, info.rank, info.pid)
 
     def send(self, ranks: Sequence[int], header: CallHeader, payload: bytes) -> None:
         """One message for all of them, pickled once."""

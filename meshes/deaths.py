@@ -44,6 +44,7 @@ class _Watched:
     pid: int
     pidfd: int
     give_up_at: float | None = None
+    may_kill: bool = True
     stopped_s: float = 0.0
     cause: str | None = None
 
@@ -65,8 +66,12 @@ class DeathWatch:
         self._thread = threading.Thread(target=self._run, name="neoproto-deaths", daemon=True)
         self._thread.start()
 
-    def watch(self, key: str, rank: int, pid: int) -> None:
-        """Report when a process of this machine ends; one that already has is reported at once."""
+    def watch(self, key: str, rank: int, pid: int, *, may_kill: bool = True) -> None:
+        """Report when a process of this machine ends; one that already has is reported at once.
+
+        Args:
+            may_kill: whether one that stays stopped is killed; if not, that it is stopped is reported.
+        """
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -75,7 +80,7 @@ class DeathWatch:
         except OSError:
             return  # no pidfds on this kernel: supervision alone reports the death
         with self._lock:
-            self._watched[pidfd] = _Watched(key=key, rank=rank, pid=pid, pidfd=pidfd)
+            self._watched[pidfd] = _Watched(key=key, rank=rank, pid=pid, pidfd=pidfd, may_kill=may_kill)
         self._wake()
 
     def forget(self, key: str) -> None:
@@ -141,15 +146,25 @@ class DeathWatch:
 
     def _look_for_stopped(self, seconds: float) -> None:
         """Count the seconds since the last look for processes that are stopped, and kill in the end."""
+        left_stopped: list[_Watched] = []
         with self._lock:
-            for one in self._watched.values():
+            for one in list(self._watched.values()):
                 if one.give_up_at is not None or one.cause is not None:
                     continue
                 one.stopped_s = one.stopped_s + seconds if procs.is_stopped(one.pid) else 0.0
-                if one.stopped_s >= self._stopped_timeout_s:
-                    one.cause = f"stopped by a signal for {one.stopped_s:.1f} s, then killed"
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
+                if one.stopped_s < self._stopped_timeout_s:
+                    continue
+                one.cause = f"stopped by a signal for {one.stopped_s:.1f} s"
+                if not one.may_kill:
+                    del self._watched[one.pidfd]
+                    os.close(one.pidfd)
+                    left_stopped.append(one)
+                    continue
+                one.cause += ", then killed"
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
+        for one in left_stopped:
+            self._on_death(one.key, one.rank, one.cause)
 
     def _process_ended(self, pidfd: int) -> None:
         with self._lock:

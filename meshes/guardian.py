@@ -281,8 +281,8 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     guarded = Guarded(sys.argv[1])
-    for line in sys.argv[2:]:
-        guarded.hear(read_message(line.encode()))
+    for told in sys.argv[2:]:
+        guarded.hear(read_message(told.encode()))
     for line in _lines(sys.stdin.buffer):
         guarded.hear(read_message(line))
         if guarded.done:

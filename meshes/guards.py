@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -32,6 +33,8 @@ STOPPED_S = 3.0
 """A guardian that has been stopped for so long is replaced: it could not do its work."""
 MOST_STARTS = 20
 """So many are started, one after another, before it is given up."""
+LOOK_S = 1.0
+"""How often it is looked whether the guardians of hosts are still connected."""
 GO_S = 2.0
 """How long a guardian may take to go once it is told to."""
 CONNECT_S = 10.0
@@ -245,6 +248,10 @@ class HostGuards:
         """
         self._listener = socket.create_server((host, 0), backlog=max(16, 2 * count))
         self._connections: dict[str, socket.socket] = {}
+        self._gone: set[str] = set()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="neoproto-host-guards", daemon=True)
+        self._thread.start()
         self.address = GuardAddress(
             host=host, port=int(self._listener.getsockname()[1]), token=secrets.token_hex(16)
         )
@@ -268,6 +275,23 @@ class HostGuards:
                         continue
             connection.close()  # a stranger
 
+    def _watch(self) -> None:
+        """Say which guardian has gone while the run goes on: its connection has ended."""
+        while not self._ending.wait(LOOK_S):
+            for name, connection in list(self._connections.items()):
+                poll = select.poll()
+                poll.register(connection, select.POLLRDHUP)
+                if name not in self._gone and poll.poll(0) and not self._ending.is_set():
+                    self._gone.add(name)
+                    logger.warning(
+                        "the guardian of host %s has gone; if this process is killed, its run stays there",
+                        name,
+                    )
+
+    def _end_watch(self) -> None:
+        self._ending.set()
+        self._thread.join(timeout=2 * LOOK_S)
+
     def tell(self, *words: str | int, name: str | None = None) -> None:
         """Say something to one guardian, or to all; to one that is gone, nothing happens."""
         for other, connection in self._connections.items():
@@ -284,6 +308,7 @@ class HostGuards:
         Returns:
             host -> what is wrong, for those that could not, or did not say so in time.
         """
+        self._end_watch()
         if not again:
             self.tell("last")
         for connection in self._connections.values():
@@ -310,6 +335,7 @@ class HostGuards:
 
     def close(self) -> None:
         """Let go of the connections; guardians that were not told to sweep do so now."""
+        self._end_watch()
         self._listener.close()
         for connection in self._connections.values():
             connection.close()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,6 +38,46 @@ class Node:
     def gpu(self, device: int) -> str:
         """The `CUDA_VISIBLE_DEVICES` of one device."""
         return self.gpus[device] if device < len(self.gpus) else str(device)
+
+
+@dataclass(kw_only=True, slots=True)
+class HostProcess:
+    """A host that is a process of this machine. Those of its workers are in its session.
+
+    Attributes:
+        cluster, node: which host.
+        pid: its process, and its session.
+        ours: the run made it, and may end it.
+        lost: it has died, or stays stopped; its cause may be known later.
+        cause: of that, in words.
+    """
+
+    cluster: str
+    node: int
+    pid: int
+    ours: bool
+    lost: bool = False
+    cause: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"host {self.cluster}[{self.node}] (process {self.pid})"
+
+
+def host_processes(job: Any, keys: Mapping[str, str], *, ours: bool) -> list[HostProcess]:
+    """The hosts of a job that are processes of this machine; [] if the job is of another kind.
+
+    Args:
+        keys: cluster -> the job's name for its mesh.
+    """
+    pids = getattr(job, "_host_to_pid", {})
+    return [
+        HostProcess(cluster=cluster, node=int(number), pid=one.pid, ours=ours)
+        for cluster, key in keys.items()
+        for name, one in pids.items()
+        if (number := name.removeprefix(f"{key}_")).isdigit() and name.startswith(f"{key}_")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +123,11 @@ class Hosts(Protocol):
         """One host on the controller's machine."""
         ...
 
+    @property
+    def on_this_machine(self) -> Sequence[HostProcess]:
+        """Hosts that are processes of this machine."""
+        ...
+
     def guard_shm(self, prefix: str) -> None:
         """Have shared-memory files whose names begin so removed with the run, on every host."""
         ...
@@ -104,11 +149,19 @@ def python_path() -> str:
 class PrivateHosts:
     """A private `ProcessJob`: each node of each cluster is a process of its own session on this machine."""
 
-    def __init__(self, run_id: str, tmp_dir: str, env: Mapping[str, str], closing: Future[None]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        tmp_dir: str,
+        env: Mapping[str, str],
+        closing: Future[None],
+        on_hosts: Callable[[], None],
+    ) -> None:
         """Args:
         tmp_dir: the run's folder for sockets and temporary files, removed with the run.
         env: environment of the hosts, which worker processes inherit.
         closing: once it is done, no hosts are waited for.
+        on_hosts: called once there are new host processes, which are waited for then.
         """
         self._tmp_dir = tmp_dir
         self._env = {
@@ -120,6 +173,8 @@ class PrivateHosts:
         }
         self._closing = closing
         self._jobs: list[Any] = []
+        self._on_hosts = on_hosts
+        self.on_this_machine: list[HostProcess] = []
         self._meshes: dict[str, Any] = {}
 
     def prepare_client(self) -> None:
@@ -159,7 +214,15 @@ class PrivateHosts:
         from monarch.job import ProcessJob
 
         keys = {name: f"{MESH_PREFIX}hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
-        job = ProcessJob({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
+        this = self
+
+        class Job(ProcessJob):  # type: ignore[misc] # Monarch is not typed
+            def _state(self) -> Any:  # between the start of its processes and the wait for them
+                this.on_this_machine += host_processes(self, keys, ours=True)
+                this._on_hosts()
+                return super()._state()
+
+        job = Job({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
         self._jobs.append(job)
 
         def start() -> dict[str, Any]:

@@ -37,6 +37,8 @@ RESERVED = 1 << 63
 _STATE, _OPEN, _CLOSED = 0, 1, 2
 _FILE_PREFIX = "np."
 _OWNER = ".owner"
+_OWNER_NAME = re.compile(r"(np\.[A-Za-z0-9_-]+\.[0-9a-f]{16})\.owner")
+"""Of a volume. A file `np.owner` of anybody's would have the files of all stores removed."""
 
 
 def store_prefix(store: str) -> str:
@@ -113,7 +115,7 @@ def sweep_dead_owners() -> list[str]:
     """
     swept = []
     for name in os.listdir(SHM_DIR):
-        if not (name.startswith(_FILE_PREFIX) and name.endswith(_OWNER)):
+        if (found := _OWNER_NAME.fullmatch(name)) is None:
             continue
         try:
             fd = os.open(path_of(name), os.O_RDWR | os.O_CLOEXEC)
@@ -121,7 +123,7 @@ def sweep_dead_owners() -> list[str]:
             continue  # another sweep was faster, or it is another user's
         try:
             if try_lock(fd, exclusive=True) and _is_at(fd, path_of(name)):
-                prefix = name.removesuffix(_OWNER)
+                prefix = found[1]
                 remove_files(f"{prefix}.")
                 swept.append(prefix)
         finally:

@@ -12,6 +12,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
+from meshes import procs
 from tests.chaos.plan import Action, Kind, Plan, matches
 
 SHM_MIB, DISK_MIB = 512, 384
@@ -70,8 +73,27 @@ def fill(folder: Path) -> int:
 def targets(kind: Kind, run_folder: Path) -> list[tuple[str, int, int]]:
     """(group, rank, pid) of the processes the fault may be for, in a fixed order; [] before there are any."""
     with contextlib.suppress(FileNotFoundError):
-        return sorted(process for process in listed(run_folder) if matches(kind, process[0]))
+        found = listed(run_folder)
+        found += [one for group, _, pid in found if group == "controller" for one in helpers(pid)]
+        return sorted(process for process in found if matches(kind, process[0]))
     return []
+
+
+def helpers(controller: int) -> list[tuple[str, int, int]]:
+    """("host" or "guardian", number, pid) of a controller's children that it does not list.
+
+    Not the guardian of its Monarch client: that one is for the client's folder alone.
+    """
+    found: dict[str, list[int]] = {"host": [], "guardian": []}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(controller).children():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                words = procs.command(child.pid)
+                if "guardian.py" in words and " client-" not in words:
+                    found["guardian"].append(child.pid)
+                elif any(one.startswith(b"HYPERACTOR_PROCESS_NAME=") for one in procs.environ(child.pid)):
+                    found["host"].append(child.pid)
+    return [(group, number, pid) for group, pids in found.items() for number, pid in enumerate(sorted(pids))]
 
 
 def listed(run_folder: Path) -> list[tuple[str, int, int]]:

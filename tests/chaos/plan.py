@@ -33,7 +33,8 @@ class Kind:
     Attributes:
         name: as on the command line.
         action: what is done; PAUSE is SIGSTOP, and SIGCONT after the plan's pause.
-        group: whose process it is done to, a pattern of names in `processes.json`; "" for none.
+        group: whose process it is done to, a pattern of names in `processes.json`, "host" or "guardian"; ""
+            for none.
         signal: its name, for SIGNAL.
         mount: for FILL, what is full: "/dev/shm" or "run folder".
         code: exit code of a run that ends by it.
@@ -85,11 +86,22 @@ def _controller(name: str, signum: signal.Signals, said: str) -> Kind:
     )
 
 
+_HOST = r"^error: .*its host .* died: "
 _FULL_DISK = r"^error: .*(/run/.*No space left on device|No space left on device.*/run/)"
 KINDS = {
     kind.name: kind
     for kind in (
         *_process_kinds(),
+        Kind(
+            name="kill-host", action=Action.SIGNAL, group="host", signal="SIGKILL", cause=f"{_HOST}signal 9"
+        ),
+        Kind(name="stop-host", action=Action.SIGNAL, group="host", signal="SIGSTOP", cause=f"{_HOST}stopped"),
+        Kind(
+            name="kill-guardian", action=Action.SIGNAL, group="guardian", signal="SIGKILL", must_survive=True
+        ),
+        Kind(
+            name="stop-guardian", action=Action.SIGNAL, group="guardian", signal="SIGSTOP", must_survive=True
+        ),
         _controller("kill-controller", signal.SIGKILL, ""),
         _controller("term-controller", signal.SIGTERM, "ended by SIGTERM"),
         _controller("int-controller", signal.SIGINT, "interrupted"),

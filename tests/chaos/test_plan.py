@@ -60,8 +60,21 @@ def test_a_delay_is_for_workers_and_not_for_the_controller() -> None:
 
 
 def test_every_fault_of_the_list_is_there() -> None:
-    victims = ("policy", "critic", "rollout", "volume", "index", "registry", "reward", "controller")
+    victims = (
+        "policy",
+        "critic",
+        "rollout",
+        "volume",
+        "index",
+        "registry",
+        "reward",
+        "controller",
+        "host",
+        "guardian",
+    )
     wanted = {f"{what}-{whom}" for what in ("kill", "stop") for whom in victims}
     assert wanted | {"term-controller", "int-controller", "delay", "full-shm", "full-disk"} == set(KINDS)
     paused = {name for name, kind in KINDS.items() if kind.action is Action.PAUSE}
-    assert paused == {"delay", "stop-controller"} == {name for name, k in KINDS.items() if k.must_survive}
+    assert paused == {"delay", "stop-controller"}
+    survived = {name for name, kind in KINDS.items() if kind.must_survive}
+    assert survived == paused | {"kill-guardian", "stop-guardian"}

@@ -107,6 +107,24 @@ def test_a_process_that_stays_stopped_is_killed_and_reported_with_that_cause(
     watch.close()
 
 
+def test_a_stopped_process_that_is_not_ours_is_reported_and_left_alone(
+    reports: queue.Queue[tuple[str, int, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "LOOK_S", 0.05)
+    watch = DeathWatch(lambda *report: reports.put(report), stopped_timeout_s=0.2)
+    process = subprocess.Popen(SLEEP)
+    watch.watch("g", 1, process.pid, may_kill=False)
+    os.kill(process.pid, signal.SIGSTOP)
+    key, rank, cause = reports.get(timeout=10)
+    assert (key, rank) == ("g", 1)
+    assert re.fullmatch(r"stopped by a signal for \d\.\d s", cause or "")
+    assert process.poll() is None
+    watch.close()
+    assert reports.empty()
+    process.kill()
+    process.wait()
+
+
 def test_its_cause_is_not_that_it_was_killed_whoever_says_so_first(
     reports: queue.Queue[tuple[str, int, str | None]],
 ) -> None:

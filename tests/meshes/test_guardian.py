@@ -211,29 +211,26 @@ def test_a_folder_whose_maker_was_killed_goes_only_if_it_is_empty(tmp_path: Path
     assert not (tmp_path / "sockets").exists()
 
 
-def test_prefixes_have_the_id_of_the_run(tmp_path: Path) -> None:
+def test_prefixes_have_the_id_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guardian_module.procs, "SHM_DIR", str(tmp_path))
     run_id = uuid.uuid4().hex
-    mine = Path("/dev/shm") / f"np-{uuid.uuid4().hex}"
+    other, folder, link, mine = (
+        tmp_path / name
+        for name in (f"np-{uuid.uuid4().hex}", f"np-{run_id}-folder", f"np-{run_id}-link", f"np-{run_id}-x")
+    )
+    other.touch()
     mine.touch()
-    folder = Path("/dev/shm") / f"np-{run_id}-folder"
     folder.mkdir()
-    link = Path("/dev/shm") / f"np-{run_id}-link"
-    link.symlink_to(tmp_path)
-    try:
-        for prefix in ("", "np-", mine.name[:5], f"np-{run_id[:-1]}"):
-            with pytest.raises(ValueError, match="the id of their run"):
-                check_shm_prefix(run_id, prefix)
-            sweep(run_id, [], [prefix])
+    link.symlink_to(other)
+    for prefix in ("", "np-", other.name[:5], f"np-{run_id[:-1]}"):
         with pytest.raises(ValueError, match="the id of their run"):
-            check_shm_prefix("", "")
-        sweep(run_id, [], [f"np-{run_id}"])
-        assert mine.exists()
-        assert folder.exists()
-        assert link.is_symlink()
-    finally:
-        mine.unlink()
-        link.unlink()
-        folder.rmdir()
+            check_shm_prefix(run_id, prefix)
+        sweep(run_id, [], [prefix])
+        assert len(list(tmp_path.iterdir())) == 4
+    with pytest.raises(ValueError, match="the id of their run"):
+        check_shm_prefix("", "")
+    sweep(run_id, [], [f"np-{run_id}"])
+    assert sorted(tmp_path.iterdir()) == sorted((other, folder, link))
 
 
 @pytest.mark.parametrize("name", ["vic\nx", "a b", 'q"\\', os.fsdecode(b"\xff\xd0"), "…"])

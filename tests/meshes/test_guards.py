@@ -103,12 +103,21 @@ def test_strangers_are_not_let_in(guards: HostGuards, run_id: str) -> None:
     assert guards.address.token not in repr(guards.address)
 
 
-def test_a_guardian_that_is_gone_is_named(guards: HostGuards) -> None:
+def test_a_guardian_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("meshes.guards.LOOK_S", 0.05)
+    guards = HostGuards("127.0.0.1", 1)
     with socket.create_connection((guards.address.host, guards.address.port)) as guardian:
         guardian.sendall(write_message(guards.address.token, "m[0]"))
         guards.accept(1)
+    until = time.monotonic() + 10
+    while "the guardian of host m[0] has gone" not in caplog.text and time.monotonic() < until:
+        time.sleep(0.02)
+    assert caplog.text.count("the guardian of host m[0] has gone") == 1
     guards.tell("dir", "/nowhere", "x")
     assert set(guards.sweep(1.0, again=True)) == {"m[0]"}
+    guards.close()
 
 
 def test_a_guardian_that_does_not_come_is_not_waited_for_for_ever(

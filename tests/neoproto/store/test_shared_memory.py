@@ -410,3 +410,13 @@ def test_volume_ids_follow_the_strategy():
     assert volume_ids("local_rank", ["a"], 2) == ["a:0", "a:1"]
     with pytest.raises(ValueError, match="do not fit"):
         volume_ids("host", ["a"], 2)
+
+
+def test_a_file_that_only_looks_like_an_owner_has_nothing_removed(tmp_path, monkeypatch):
+    """`np.owner` would be the owner of all stores of all runs."""
+    monkeypatch.setattr(shm, "SHM_DIR", tmp_path)
+    alive = tmp_path / f"{shm.volume_prefix('alive')}.table"
+    for path in (alive, tmp_path / "np.owner", tmp_path / "np.alive.owner"):
+        path.touch()
+    assert shm.sweep_dead_owners() == []
+    assert alive.exists()

@@ -156,6 +156,12 @@ def _world_size(folder: Path) -> int:
     return world_size
 
 
+_DAMAGE = (
+    SafetensorError, OSError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError,
+)  # fmt: skip
+"""What a header of another program, or one that was changed, makes of reading it."""
+
+
 def _pieces(
     path: Path,
 ) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], md.ChunkStorageMetadata]]:
@@ -173,14 +179,14 @@ def _pieces(
                     offsets=torch.Size(place["saved_offsets"]), sizes=torch.Size(view.get_shape())
                 )
                 yield name, dtypes[view.get_dtype()], tuple(place["shape"]), chunk
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except _DAMAGE as error:
         raise ConfigError(f"{path} is damaged, or no safetensors file of a checkpoint: {error}") from error
 
 
 def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT or not {"updates", "rng"} <= state.keys():
         raise ConfigError(f"{path} is not a file of a checkpoint ({FORMAT!r})")

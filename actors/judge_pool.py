@@ -2,15 +2,21 @@
 
     JudgePool ──question──> child ──verdict──> JudgePool         frames of pickles: one program on both sides
                  │ too late, or dead
-                 └─> killed; the answer counts as failed, the next question starts a new child
+                 └─> killed, with all that it started; the answer counts as failed, the next question starts
+                     a new child
 
 A regular expression that backtracks for hours, a power that fills memory or an `os._exit` thus cost one
-answer and its time limit. A child ends when its standard input does, so it does not outlive its parent.
+answer and its time limit. A keeper (`judge_keeper`) starts and ends each child; it does not outlive the pool.
+
+Frames are numbered: the start is frame 0, the answers to a question have the question's number. A child
+answers twice: when it has taken a question, and with the verdict. So a child that died before it took a
+question costs no answer. A frame with another number is not read; its child is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pickle
 import select
@@ -21,7 +27,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,14 +36,30 @@ from typing import Any, Literal
 from actors.rewards import Score
 from actors.threads import in_thread
 from neoproto.errors import RewardError
+from neoproto.wording import one_line
 
-LENGTH = struct.Struct("<Q")
+HEADER = struct.Struct("<QQ")
+"""Of a frame: its number, and the bytes that follow."""
+
+TAKEN = "taken"
+"""A child's first answer to a question."""
+
 START_S = 60.0
+START_TRIES = 3
+"""A child that dies while it starts is started again; one that says what is wrong is not."""
+
+KEEPER = Path(__file__).with_name("judge_keeper.py")
+RUN_MARK = "NEOPROTO_RUN_ID"
+"""A run's processes are ended by this variable. A keeper must be the last to end, so it does not get it."""
+
 _GROW_S = 0.2
 """How long questions wait before another child is started for them."""
 
 _ENDING_S = 1.0
 """How long the exit code of a child is waited for that has closed its pipes."""
+
+_ENDED_S = 15.0
+"""How long a keeper may take to end a judge; longer than it tries to."""
 
 JudgeKind = Literal["math_verify", "reasoning_gym", "custom"]
 
@@ -62,12 +84,17 @@ class JudgeSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One answer to judge; what reward functions are called with."""
+    """One answer to judge; what reward functions are called with.
+
+    Attributes:
+        vote: its `Score.vote` is wanted too, which takes math-verify's judge longer.
+    """
 
     data_source: str
     solution: str
     ground_truth: Any
     extra_info: dict[str, Any]
+    vote: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,14 +215,17 @@ class JudgeChild:
 
     def __init__(self, spec: JudgeSpec) -> None:
         self._spec = spec
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ready = False
-        self._start()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] | None = None
+        self._pid: int | None = None
+        self._number = 0
+        with contextlib.suppress(OSError):  # no process can be made now: tried again when it is asked
+            self._start()
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None if there is none at present."""
-        return None if self._process is None else self._process.pid
+        """Of the process that judges; None if there is none that is ready."""
+        return self._pid
 
     def ask(self, question: Question, budget_s: float) -> Verdict:
         """The verdict, after the spec's time limit or `budget_s` seconds at the latest.
@@ -203,75 +233,137 @@ class JudgeChild:
         Raises:
             RewardError: the child cannot be started.
         """
-        process = self._running()
-        limit = min(self._spec.timeout_s, budget_s)
-        until = time.monotonic() + limit
-        verdict: Verdict | None = None
-        try:
-            if write_frame(_fd(process.stdin), question, until):
-                verdict = read_frame(_fd(process.stdout), until)
-        except (BrokenPipeError, EOFError):
-            ending = _ending(process)
-            self.stop()
-            return Failure(kind="error", text=f"ended its process ({ending})")
-        if verdict is None:
-            self.stop()
-            return Failure(kind="timeout", text=f"took longer than {limit:g} s")
-        return verdict
+        over = time.monotonic() + budget_s
+        for _ in range(START_TRIES):
+            if not self._is_ready(over):
+                return Failure(kind="timeout", text="was not judged before the call's time was over")
+            verdict = self._ask(question, over)
+            if isinstance(verdict, Score | Failure):
+                return verdict
+        return Failure(kind="error", text=f"{verdict}, before the question was taken")
 
     def stop(self) -> None:
-        """Kill the process. Twice is a no-op."""
-        self._process, self._ready = None, False
-        self._end()
+        """Kill the process, and all that it started. Twice is a no-op."""
+        self._keeper, self._pid = None, None
+        if self._end is not None:
+            self._end()
+
+    def _ask(self, question: Question, over: float) -> Verdict | str:
+        """The verdict, or how the child ended that did not take the question."""
+        assert self._keeper is not None
+        limit = min(self._spec.timeout_s, max(0.0, over - time.monotonic()))
+        until = time.monotonic() + limit
+        self._number += 1
+        taken, value = False, None
+        try:
+            if write_frame(_fd(self._keeper.stdin), self._number, question, until):
+                value = read_frame(_fd(self._keeper.stdout), self._number, until)
+                if taken := value == TAKEN:
+                    value = read_frame(_fd(self._keeper.stdout), self._number, until)
+        except (BrokenPipeError, EOFError):
+            ending = f"ended its process ({_ending(self._keeper)})"
+            self.stop()
+            return Failure(kind="error", text=ending) if taken else ending
+        except FrameError as error:
+            self.stop()
+            return Failure(kind="error", text=str(error))
+        if isinstance(value, Score | Failure):
+            return value
+        self.stop()
+        return Failure(kind="timeout", text=f"took longer than {limit:g} s")
 
     def _start(self) -> None:
         root = str(Path(__file__).parents[1])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "actors.judge_child"]
+        # Last, so that a package of the user's that has the name of one of ours is found before it.
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+        command = [sys.executable, "-m", "neoproto", "actors.judge_child"]
         env = {**os.environ, "PYTHONPATH": path}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, bufsize=0
-        )
+        mark = env.pop(RUN_MARK, None)
+        control, lifeline = os.pipe()
+        extra = "" if mark is None else f"{RUN_MARK}={mark}"
+        try:
+            keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(KEEPER), str(control), extra, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=env,
+                bufsize=0,
+                pass_fds=(control,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(control)
+        self._keeper, self._number = keeper, 0
         # Also when the owner is dropped without a word.
-        self._end = weakref.finalize(self, end, self._process)
-        write_frame(_fd(self._process.stdin), self._spec, None)  # it fits into the pipe
+        self._end = weakref.finalize(self, end, keeper, lifeline)
+        with contextlib.suppress(BrokenPipeError):  # it is dead already, which is found when it is asked
+            write_frame(_fd(keeper.stdin), 0, self._spec, None)  # it fits into the pipe
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self.stop()
-            self._start()
-        process = self._process
-        assert process is not None
-        if not self._ready:
-            try:
-                problem = read_frame(_fd(process.stdout), time.monotonic() + START_S)
-            except EOFError:
-                problem = f"it ended ({_ending(process)})"
-            if problem != "":
+    def _is_ready(self, over: float) -> bool:
+        """Whether a child waits for a question; False if there was none at `over` on the monotonic clock.
+
+        Raises:
+            RewardError: no child can be started.
+        """
+        problem = ""
+        for _ in range(START_TRIES):
+            if self._keeper is not None and self._keeper.poll() is not None:
                 self.stop()
-                why = f"not after {START_S:g} s" if problem is None else problem
-                raise RewardError(f"the process that judges ({self._spec.kind}) did not start: {why}")
-            self._ready = True
-        return process
+            if self._pid is not None:
+                return True
+            until = time.monotonic() + START_S
+            try:
+                if self._keeper is None:
+                    self._start()
+                assert self._keeper is not None
+                started = read_frame(_fd(self._keeper.stdout), 0, min(until, over))
+            except EOFError:
+                problem = f"it ended ({_ending(self._keeper)})"
+            except (OSError, FrameError) as error:
+                problem = str(error)
+            else:
+                if isinstance(started, int):
+                    self._pid = started
+                    return True
+                if isinstance(started, str):
+                    problem = started
+                    break
+                if over <= until:  # the next call finds it further on
+                    return False
+                problem = f"not after {START_S:g} s"
+            self.stop()
+        self.stop()
+        raise RewardError(f"the process that judges ({self._spec.kind}) did not start: {problem}")
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child and close its pipes."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
+def end(keeper: subprocess.Popen[bytes], lifeline: int) -> None:
+    """Have a child and all that it started killed, and close its pipes."""
+    os.close(lifeline)
+    try:
+        keeper.wait(_ENDED_S)
+    except subprocess.TimeoutExpired:  # it is stopped, or so is the machine; its judge dies with it
+        keeper.kill()
+        keeper.wait()
+    for pipe in (keeper.stdin, keeper.stdout):
         if pipe is not None:
             pipe.close()
 
 
-def write_frame(fd: int, value: Any, until: float | None) -> bool:
+class FrameError(Exception):
+    """What came is not the frame that was waited for; says so in words."""
+
+
+def write_frame(fd: int, number: int, value: Any, until: float | None) -> bool:
     """Send one value; False if it was not all taken at `until` on the monotonic clock (None: no end).
 
     Raises:
         BrokenPipeError: the other side is gone.
     """
     data = pickle.dumps(value)
-    view = memoryview(LENGTH.pack(len(data)) + data)
+    view = memoryview(HEADER.pack(number, len(data)) + data)
     while view:
         if until is not None:
             _, ready, _ = select.select([], [fd], [], max(0.0, until - time.monotonic()))
@@ -282,15 +374,27 @@ def write_frame(fd: int, value: Any, until: float | None) -> bool:
     return True
 
 
-def read_frame(fd: int, until: float | None) -> Any:
-    """Receive one value; None if it was not all there at `until` on the monotonic clock (None: no end).
+def read_frame(fd: int, number: int, until: float | None) -> Any:
+    """Receive the value of frame `number`; None if it was not all there at `until` on the monotonic clock.
+
+    Args:
+        until: None is no end.
 
     Raises:
         EOFError: the other side is gone.
+        FrameError: it is another frame, or cannot be unpickled here.
     """
-    header = _read_exactly(fd, LENGTH.size, until)
-    data = None if header is None else _read_exactly(fd, LENGTH.unpack(header)[0], until)
-    return None if data is None else pickle.loads(data)
+    header = _read_exactly(fd, HEADER.size, until)
+    if header is None:
+        return None
+    found, size = HEADER.unpack(header)
+    if found != number:
+        raise FrameError(f"frame {found} came where frame {number} was due")
+    data = _read_exactly(fd, size, until)
+    try:
+        return None if data is None else pickle.loads(data)
+    except BaseException as error:  # a user's class: it may not exist here, and has code of its own
+        raise FrameError(f"what it returned cannot be read by others: {one_line(error)}") from error
 
 
 def _read_exactly(fd: int, size: int, until: float | None) -> bytes | None:
@@ -311,10 +415,11 @@ def _fd(pipe: Any) -> int:
     return int(pipe.fileno())
 
 
-def _ending(process: subprocess.Popen[bytes]) -> str:
+def _ending(keeper: subprocess.Popen[bytes] | None) -> str:
     """How a child ended that has closed its pipes; one that only closed them is about to be killed."""
+    assert keeper is not None
     try:
-        code = process.wait(_ENDING_S)
+        code = keeper.wait(_ENDING_S)
     except subprocess.TimeoutExpired:
         return "it closed its pipes"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

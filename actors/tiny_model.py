@@ -2,7 +2,7 @@
 
     rows ──> phrases ──> tokenizer ──> token ids ──> warm start (supervised) ──> Hugging Face folder ──> cache
 
-    python -m actors.tiny_model --help
+    python -m neoproto actors.tiny_model --help
 
 The same options, rows and library versions give the same bytes on one machine: the number of threads is fixed
 here and nothing is sampled.
@@ -28,6 +28,7 @@ from actors.model_cache import cache_folder, ensure_folder, no_progress_bar
 from actors.tiny_tokenizer import build_tokenizer, shared_phrases
 from actors.warm_start import Progress, WarmStart, WarmStartOptions, encode, examples_of, warm_start
 from neoproto.data.paths import user_path
+from neoproto.data.persist import json_text
 from neoproto.data.tasks import load_task
 from neoproto.errors import ConfigError
 from neoproto.wording import one_line, shown
@@ -136,7 +137,7 @@ def model_key(options: TinyModelOptions, train_rows: Sequence[Mapping[str, Any]]
     header = {"recipe": RECIPE, "options": dataclasses.asdict(options), "versions": versions}
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for example in examples_of(train_rows):
-        digest.update(b"\n" + json.dumps([example.messages, example.answer], sort_keys=True).encode())
+        digest.update(b"\n" + json_text([example.messages, example.answer]).encode())
     return digest.hexdigest()
 
 
@@ -220,7 +221,7 @@ def _reproducible(options: TinyModelOptions) -> Iterator[None]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m actors.tiny_model",
+        prog="python -m neoproto actors.tiny_model",
         description="Make the tiny default model, or find it in the cache, and print its folder.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,9 +15,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from actors.ranks import Ranks
+from neoproto.data.model_files import end_token_ids
 from neoproto.data.paths import named_errors
+from neoproto.errors import ConfigError
 from neoproto.weights import parse_dtype
 from neoproto.weights.sharding import whole_tensor
+from neoproto.wording import one_line
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -149,16 +154,62 @@ def save_hf_folder(model: Any, source: str | Path, target: str | Path, ranks: Ra
     ranks.barrier()
 
 
-def _write(model: Any, source: Path, folder: Path, state: dict[str, Tensor]) -> None:
+def check_savable(source: Path, *, field: str) -> None:
+    """Try what writing a model trained from this folder needs beside its weights: that it ends well is known
+    before anything is started.
+
+    Args:
+        field: the configuration key that the folder comes from, for messages.
+
+    Raises:
+        ConfigError: transformers does not write its configuration, or a file of its tokenizer cannot be read.
+    """
+    from transformers import AutoConfig
+
     try:
+        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        with TemporaryDirectory() as scratch:
+            config.save_pretrained(scratch)
+        for file in _tokenizer_files(source):
+            for one in file.rglob("*") if file.is_dir() else (file,):
+                if not one.is_dir():
+                    one.open("rb").close()
+    except Exception as error:  # the file is the user's, and each model's configuration has checks of its own
+        raise ConfigError(
+            f"{field}: a model trained from {source} could not be written: {one_line(error)}"
+        ) from error
+
+
+def _write(model: Any, source: Path, folder: Path, state: dict[str, Tensor]) -> None:
+    generation = getattr(model, "generation_config", None)
+    try:
+        if generation is not None:
+            # transformers loads and serves settings that it refuses to save, such as a temperature without
+            # do_sample. They are the user's, and go on as they were; only what it can save is handed to it.
+            model.generation_config = type(generation)()
         model.save_pretrained(folder, state_dict=state)
     except SafetensorError as error:  # it says "No space left on device", but not where
         raise OSError(f"{folder}: {error}") from error
+    finally:
+        if generation is not None:
+            model.generation_config = generation
+    if generation is not None:
+        _write_generation(copy.deepcopy(generation), source, folder)
     for file in _tokenizer_files(source):
         if file.is_dir():
             shutil.copytree(file, folder / file.name)
         else:
             shutil.copyfile(file, folder / file.name)
+
+
+def _write_generation(generation: Any, source: Path, folder: Path) -> None:
+    """The settings of generation, with the end tokens that answers were trained to end with.
+
+    A file that names none leaves them to `config.json` here, not in every program that will read the folder.
+    """
+    if generation.eos_token_id is None and (ends := end_token_ids(source)):
+        generation.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
+    generation.to_json_file(folder / "generation_config.json", use_diff=True, keys_to_pop=["compile_config"])
 
 
 def _tokenizer_files(folder: Path) -> Iterable[Path]:

@@ -51,7 +51,9 @@ class TrainOptions:
         mini_batch_samples: samples of one optimizer step, on all ranks together.
         micro_batch_size: samples of one forward and backward pass on one rank.
         epochs: passes over a batch.
-        shuffle: mini-batches are drawn anew in every epoch; else they are the same ones every time.
+        shuffle: mini-batches are drawn anew in every epoch; else they are the same ones every time, and the
+            samples of a prompt are in one.
+        samples_per_prompt: consecutive rows of a batch that are one prompt's.
         seed: of the shuffling.
         grad_clip: bound on the global gradient norm, > 0; `math.inf` turns it off.
         total_steps: planned calls of `update`, for the learning rate.
@@ -62,13 +64,15 @@ class TrainOptions:
     micro_batch_size: int
     epochs: int = 1
     shuffle: bool = True
+    samples_per_prompt: int = 1
     seed: int = 0
     grad_clip: float = 1.0
     total_steps: int = 1
     optim: OptimOptions = field(default_factory=OptimOptions)
 
     def __post_init__(self) -> None:
-        for name in ("mini_batch_samples", "micro_batch_size", "epochs", "total_steps"):
+        counts = ("mini_batch_samples", "micro_batch_size", "epochs", "samples_per_prompt", "total_steps")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.grad_clip > 0:
@@ -137,6 +141,7 @@ class TrainLoop:
                 rank=self._ranks.rank,
                 world_size=self._ranks.world_size,
                 seed=self._shuffle_seed(epoch),
+                samples_per_prompt=options.samples_per_prompt,
             )
             for index, denominators in enumerate(self._denominators(batch, pieces)):
                 if denominators.tokens > 0:

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neoproto.data.prompts import ending
 from neoproto.errors import ConfigError
+from neoproto.wording import one_line
 
 __all__ = [
     "Encoded",
@@ -108,10 +110,11 @@ class Progress(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """One row's chat messages and its right answer."""
+    """One row's chat messages and its right answer; what the row is called, for messages to people."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     answer: str
+    row: str = "?"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,11 +143,10 @@ def examples_of(rows: Sequence[Mapping[str, Any]]) -> list[Example]:
         raise ConfigError("warm start: there are no training rows")
     examples = []
     for index, row in enumerate(rows):
-        answer = row["reward_model"].get("ground_truth")
+        answer, name = row["reward_model"].get("ground_truth"), row.get("uid", index)
         if not isinstance(answer, str) or not answer:
-            name = row.get("uid", index)
             raise ConfigError(f"warm start: row {name} needs a text as its ground truth, got {answer!r}")
-        examples.append(Example([dict(message) for message in row["prompt"]], answer))
+        examples.append(Example([dict(message) for message in row["prompt"]], answer, str(name)))
     return examples
 
 
@@ -152,14 +154,19 @@ def encode(examples: Sequence[Example], tokenizer: Any, *, longest: int) -> Enco
     """Token ids of prompts (through the chat template) and answers, but for pairs longer than `longest`.
 
     Raises:
-        ConfigError: nothing is short enough.
+        ConfigError: nothing is short enough, or the chat template does not take a row's messages.
     """
     pairs = []
     shortest: float = float("inf")
     for example in examples:
-        prompt = tokenizer.apply_chat_template(
-            example.messages, add_generation_prompt=True, return_dict=False
-        )
+        try:
+            prompt = tokenizer.apply_chat_template(
+                example.messages, return_dict=False, **ending(example.messages)
+            )
+        except Exception as error:  # a template raises what it likes over messages that it does not know
+            raise ConfigError(
+                f"warm start: row {example.row}: the tiny model's chat template refuses it: {one_line(error)}"
+            ) from error
         answer = [*tokenizer.encode(example.answer, add_special_tokens=False), tokenizer.eos_token_id]
         shortest = min(shortest, len(prompt) + len(answer))
         if len(prompt) + len(answer) <= longest:

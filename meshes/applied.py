@@ -19,9 +19,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshes import sdk
+from meshes import procs, sdk
 from meshes.bootstrap import FOLDER_VARIABLE
-from meshes.guardian import MARK
+from meshes.guardian import MARK, path_word
 from meshes.guards import HostGuards
 from meshes.jobs import MESH_PREFIX, Node, Nodes, python_path
 from meshes.machine import CACHE_VARIABLE, versions
@@ -208,12 +208,12 @@ class AppliedHosts:
     def guard_shm(self, prefix: str) -> None:
         """Have every host's guardian remove such files."""
         if self._guards is not None:
-            self._guards.tell(f"shm {prefix}")
+            self._guards.tell("shm", prefix)
 
     def kill(self, node: Node, pid: int) -> None:
         """Have the host's guardian end a process of the run."""
         if self._guards is not None and node.name is not None:
-            self._guards.tell(f"kill {pid}", node.name)
+            self._guards.tell("kill", pid, name=node.name)
 
     def close(self, timeout_s: float) -> None:
         """Have the guardians end what is left of the run on the hosts, which live on."""
@@ -246,6 +246,7 @@ class AppliedHosts:
         reports = [(guard_name(name, one.node), one) for name, some in found.items() for one in some]
         self._guards.accept(sum(report.unguarded is None for _, report in reports))
         for name, report in reports:
+            self._guards.tell("made", path_word(report.tmp_dir), name=name)
             if report.unguarded is not None:
                 logger.warning(
                     "host %s (%s) does not reach this process at %s: the run's temporary folder stays there, "
@@ -270,7 +271,7 @@ class AppliedHosts:
         from meshes.probe import guard_name
 
         env = {CACHE_VARIABLE: report.cache_dir, **self._env, "TMPDIR": report.tmp_dir}
-        return Node(env=env, gpus=report.gpus, name=guard_name(mesh, report.node))
+        return Node(env=env, gpus=report.gpus, name=guard_name(mesh, report.node), machine=report.machine)
 
     def _reports(self, meshes: Mapping[str, Any]) -> dict[str, list[HostReport]]:
         """What the probes say, by mesh and in the order of hosts. Call it in `run_blocking`."""
@@ -339,11 +340,7 @@ def _declared_sizes(job: Any) -> dict[str, int] | None:
 
 def _ended_hosts(job: Any) -> bool:
     """Whether a process of a job on this machine has ended, though nobody has taken note of its end."""
-    for one in getattr(job, "_host_to_pid", {}).values():
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{one.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX":
-                return True
-    return False
+    return any(procs.state(one.pid) in ("Z", "X") for one in getattr(job, "_host_to_pid", {}).values())
 
 
 def _own_address() -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshes import ports, sdk
+from meshes import ports, procs, sdk
 from meshes.deaths import DeathWatch, parse_fault
-from meshes.guardian import Guardian, sweep
+from meshes.guardian import end_process, is_marked, sweep
+from meshes.guards import Guardian
 from meshes.jobs import MESH_PREFIX, Hosts, Node, Nodes, PrivateHosts
-from meshes.machine import machine_id, unmade_folder
+from meshes.machine import LOOPBACK_ONLY, machine_id, unmade_folder
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import (
@@ -67,8 +66,7 @@ class MonarchBackend:
         self._options = options
         self._guardian = Guardian(options.run_id)
         self._tmp_dir = unmade_folder(f"np-{options.run_id}-")
-        self._guardian.guard_dir(self._tmp_dir)
-        os.mkdir(self._tmp_dir, mode=0o700)
+        self._guardian.make_folder(self._tmp_dir)
         log = options.run_dir / "logs" / "controller.log"
         self._logs = sdk.LogFile(log)
         self._hosts = self._make_hosts(options)
@@ -214,11 +212,14 @@ class MonarchBackend:
     def _sweep(self, timeout_s: float) -> None:
         if self._guardian is None:
             return
-        left = sweep(self._options.run_id, self._guardian.paths, self._guardian.shm_prefixes, timeout_s)
+        guarded = self._guardian
+        left, kept = sweep(self._options.run_id, guarded.folders, guarded.shm_prefixes, timeout_s)
         if left:
             logger.warning("processes of the run could not be ended: %s", left)
+        for path, reason in kept.items():
+            logger.warning("%s was left there: %s", path, reason)
         until = time.monotonic() + SOCKETS_S
-        while self._tmp_dir in Path("/proc/net/unix").read_text() and time.monotonic() < until:
+        while procs.unix_sockets(self._tmp_dir) and time.monotonic() < until:
             time.sleep(0.02)  # killed, but the kernel is not done with it yet
 
     def _on_fault(self, mesh_name: str, report: str) -> bool:
@@ -286,6 +287,7 @@ class MonarchGroup:
             group_name=request.name,
             nnodes=block.nnodes,
             processes_per_node=block.devices_per_node,
+            public=not self._hosts.one_machine,
             log_dir=str(request.log_dir),
             attach=request.attach,
             requests=ports.requests().address,
@@ -300,7 +302,7 @@ class MonarchGroup:
         block = self.request.pool.block
         node, device = divmod(point.rank, block.devices_per_node)
         host = self._hosts.nodes[node]
-        env = dict(host.env)
+        env = {**host.env, **(LOOPBACK_ONLY if self._hosts.one_machine else {})}
         if self.request.pool.device_type == "gpu":
             env["CUDA_VISIBLE_DEVICES"] = host.gpu(block.first_device + device)
         log_path = self.request.log_dir / f"rank{point.rank}.log"
@@ -390,8 +392,7 @@ class MonarchGroup:
     def _kill_processes(self) -> None:
         for info in self._infos:
             if is_local(info, self._run_id):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(info.pid, 9)
+                end_process(info.pid, self._run_id)
             else:
                 node = self._hosts.nodes[info.rank // self.request.pool.block.devices_per_node]
                 self._kill_far(node, info.pid)
@@ -412,13 +413,7 @@ class MonarchGroup:
 
 def is_local(info: ProcessInfo, run_id: str) -> bool:
     """Whether a process is on this machine: its pid here carries the run's mark."""
-    if info.machine not in ("", machine_id()):
-        return False
-    try:
-        environ = Path(f"/proc/{info.pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return f"NEOPROTO_RUN_ID={run_id}".encode() in environ
+    return info.machine in ("", machine_id()) and is_marked(info.pid, run_id)
 
 
 class FaultHook:

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshes import procs
+
 OnDeath = Callable[[str, int, str | None], None]
 
 PATIENCE_S = 2.5
@@ -143,7 +145,7 @@ class DeathWatch:
             for one in self._watched.values():
                 if one.give_up_at is not None or one.cause is not None:
                     continue
-                one.stopped_s = one.stopped_s + seconds if is_stopped(one.pid) else 0.0
+                one.stopped_s = one.stopped_s + seconds if procs.is_stopped(one.pid) else 0.0
                 if one.stopped_s >= self._stopped_timeout_s:
                     one.cause = f"stopped by a signal for {one.stopped_s:.1f} s, then killed"
                     with contextlib.suppress(ProcessLookupError):
@@ -168,15 +170,6 @@ class DeathWatch:
             del self._watched[one.pidfd]
             os.close(one.pidfd)
         self._on_death(one.key, one.rank, cause or "the process ended; neither exit code nor signal is known")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped by a signal, or by a debugger."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rsplit(b")", 1)[1].split()[0] in (b"T", b"t")
-    except OSError:
-        return False
 
 
 def exit_cause(pidfd: int) -> str | None:

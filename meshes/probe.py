@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from monarch.actor import Actor, context, endpoint
 
-from meshes.guards import GuardAddress, start_guardian
+from meshes.guards import GuardAddress, new_folder, start_guardian
 from meshes.machine import inductor_cache, machine_id, unmade_folder, versions, visible_gpus
 
 
@@ -58,11 +58,12 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
         """Look at this host, leave a guardian behind if possible, and make the folder it removes."""
         node = context().actor_instance.rank.rank
         tmp_dir, unguarded = unmade_folder(f"np-{spec.run_id}-"), None
+        folder = new_folder(tmp_dir)
         try:
-            start_guardian(spec.guard, spec.run_id, guard_name(spec.mesh, node), tmp_dir)
+            start_guardian(spec.guard, spec.run_id, guard_name(spec.mesh, node), folder)
         except OSError as error:
             unguarded = f"{spec.guard.host}:{spec.guard.port}: {error}"
-        os.mkdir(tmp_dir, mode=0o700)
+        folder.make()
         return HostReport(
             node=node,
             host=socket.gethostname(),

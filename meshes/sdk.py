@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -21,7 +20,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshes.guardian import Guardian
+from meshes import procs
+from meshes.guards import Guardian
 from meshes.machine import unmade_folder
 from neoproto.data.paths import named_errors
 from neoproto.errors import ConfigError, RuntimeClosed
@@ -46,7 +46,7 @@ for _name, _value in _SETTINGS.items():
     os.environ.setdefault(_name, _value)
 
 CLOSED = "the runtime has been closed"
-MONARCH_THREADS = "monarch-pytokio"
+MONARCH_THREADS = b"monarch-pytokio"
 EXIT_WAIT_S = 20.0
 """How long the end of the program may be held up by Monarch; a second or less unless the machine is busy."""
 HELPER_WAIT_S = 5.0
@@ -61,17 +61,10 @@ def _wait_for_monarch_threads() -> None:
     begin = time.monotonic()
     while time.monotonic() < begin + EXIT_WAIT_S:
         with contextlib.suppress(OSError):
-            tasks = list(Path("/proc/self/task").iterdir())
             helpers = helpers_left() and time.monotonic() < begin + HELPER_WAIT_S
-            if not helpers and not any(_comm(task).startswith(MONARCH_THREADS) for task in tasks):
+            if not helpers and not any(name.startswith(MONARCH_THREADS) for name in procs.thread_names()):
                 return
         time.sleep(0.01)
-
-
-def _comm(task: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (task / "comm").read_text()
-    return ""
 
 
 if "monarch" not in sys.modules:
@@ -299,13 +292,13 @@ def _make_client_dir() -> str:
     owner = os.getpid()
     path = unmade_folder(f"np-client-{owner}-")
     guardian = Guardian(f"client-{owner}")
-    guardian.guard_dir(path)
 
     def remove() -> None:
         if os.getpid() == owner:  # not a child that was forked
-            shutil.rmtree(path, ignore_errors=True)
+            for folder in guardian.folders:
+                folder.remove()
             guardian.dismiss()
 
     atexit.register(remove)  # before Monarch registers its own shutdown, so this runs after it
-    os.mkdir(path, mode=0o700)
+    guardian.make_folder(path)
     return path

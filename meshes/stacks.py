@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshes import procs
+
 STACKS_SIGNAL = signal.SIGUSR2
 """`meshes.bootstrap` has faulthandler answer it."""
 _HEADING = "most recent call first"
@@ -30,7 +32,7 @@ def read_stacks(processes: Mapping[int, tuple[int, Path]], timeout_s: float = 1.
     found = {}
     for rank, (pid, log) in processes.items():
         try:
-            if _state(pid) in "Tt":
+            if procs.is_stopped(pid):
                 found[rank] = f"process {pid} is stopped (SIGSTOP, or a debugger)"
                 continue
             asked[rank] = log, log.stat().st_size
@@ -54,7 +56,3 @@ def _added(log: Path, before: int) -> str:
     with log.open("rb") as file:
         file.seek(before)
         return file.read().decode(errors="replace")
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

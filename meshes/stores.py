@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import pickle
 import re
 import socket
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from meshes import sdk
+from meshes import procs, sdk
 from meshes.bootstrap import LOG_VARIABLE
 from meshes.guardian import marked_processes
 from meshes.jobs import Nodes
@@ -117,12 +118,12 @@ class GlobalStore:
     def processes(self, run_id: str) -> dict[str, list[ProcessInfo]]:
         """Those of this machine, by the logs they write."""
         logs = re.compile(
-            rf"{LOG_VARIABLE}={re.escape(str(self._log_dir))}/(volume|index)(\d*)\.log".encode()
+            os.fsencode(rf"{LOG_VARIABLE}={re.escape(str(self._log_dir))}/(volume|index)(\d*)\.log")
         )
         found: dict[str, list[ProcessInfo]] = {}
         for pid in marked_processes(run_id):
             with contextlib.suppress(OSError):
-                for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                for entry in procs.environ(pid):
                     if log := logs.fullmatch(entry):
                         name, rank = f"store-{log[1].decode()}", int(log[2] or 0)
                         info = ProcessInfo(rank=rank, pid=pid, host=socket.gethostname(), rendezvous=None)
@@ -220,4 +221,5 @@ def worker_command(log_path: Path, env: Mapping[str, str]) -> Any:
 
     base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
     # -P: what lies in the folder that the host was started in is nothing to import.
-    return BootstrapCommand(sys.executable, None, ["-P", "-m", "meshes.bootstrap"], {**base, **env})
+    arguments = ["-P", "-m", "neoproto", "meshes.bootstrap"]
+    return BootstrapCommand(sys.executable, None, arguments, {**base, **env})

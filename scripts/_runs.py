@@ -13,14 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _bench import BenchError
+
+END_S = 60.0
+"""How long a run may take to end by itself once the benchmark is interrupted."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One finished run: its metric rows, wall seconds, and the highest sum of PSS that was seen."""
+    """One finished run.
+
+    Attributes:
+        started: Unix seconds.
+        seconds: of the whole command.
+        peak_pss_gib: the highest sum of PSS that was seen; None if nobody looked.
+        rows: of `metrics.jsonl`.
+    """
 
     started: float
     seconds: float
-    peak_pss_gib: float
+    peak_pss_gib: float | None
     rows: list[dict[str, Any]]
 
     @property
@@ -45,7 +57,12 @@ def run(
 
     Args:
         prefix: what the command is started with, `taskset -c 0,1` say.
+
+    Raises:
+        BenchError: it failed; or its folder is there, and the run would resume what lies in it.
     """
+    if folder.exists():
+        raise BenchError(f"{folder} is there already; --keep wants a folder without the runs of another time")
     command = [
         *prefix,
         sys.executable,
@@ -65,16 +82,36 @@ def run(
             stdout=sink,
             stderr=subprocess.STDOUT,
         )
-        while process.poll() is None:
-            if measure_memory:
-                peak = max(peak, tree_pss(str(folder)))
-            time.sleep(1.0)
+        try:
+            while process.poll() is None:
+                if measure_memory:
+                    peak = max(peak, tree_pss(str(folder)))
+                time.sleep(1.0)
+        finally:
+            end(process)
     seconds = time.perf_counter() - begin
     if process.returncode != 0:
-        raise SystemExit(f"the run failed with code {process.returncode}:\n{output.read_text()}")
+        raise BenchError(
+            f"{folder.name}: the run failed with code {process.returncode}:\n{output.read_text()}"
+        )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    print(f"{folder.name}: {seconds:.1f} s, peak PSS {peak / 2**30:.2f} GiB", flush=True)
-    return Run(started=started, seconds=seconds, peak_pss_gib=peak / 2**30, rows=rows)
+    gib = peak / 2**30 if measure_memory else None
+    memory = f", peak PSS {gib:.2f} GiB" if gib is not None else ""
+    print(f"{folder.name}: {seconds:.1f} s{memory}", flush=True)
+    return Run(started=started, seconds=seconds, peak_pss_gib=gib, rows=rows)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end that still runs, and wait: a run closes what it has started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # it took too long, or there was another interruption
+            process.kill()
+            process.wait()
 
 
 def tree_pss(marker: str) -> int:

@@ -22,8 +22,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from _bench import Figure, random_llama, report, seconds
+from _bench import Figure, Measurements, first_of, positive, random_llama, seconds
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.checkpoint_files import write_checkpoint
 from actors.checkpoint_state import training_parts
 from actors.checkpointing import Checkpointer
@@ -85,7 +86,7 @@ class Bench:
         return size
 
 
-def measure(bench: Bench, repeats: int) -> list[Figure]:
+def measure(bench: Bench, repeats: int, measured: Measurements) -> list[Figure]:
     """Updates, updates with a save, and a save by itself, in turn."""
     bench.update()
     first = seconds(bench.save)
@@ -106,16 +107,18 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
         times["left"].append(seconds(bench.finish))
         bench.remove()
 
-    for number in range(repeats):
+    def turn(number: int) -> None:
         for work in (without_save, with_save) if number % 2 else (with_save, without_save):
             work()
         times["write"].append(seconds(bench.write))
         bench.remove()
+
+    times = first_of(measured.repeat(repeats, turn), times)
     stalls = [one - other for one, other in zip(times["with"], times["without"], strict=True)]
     write = statistics.median(times["write"])
     detail = {f"{name}_s": [round(one, 4) for one in found] for name, found in times.items()}
     call = statistics.median(times["save"])
-    quartiles = [one / write for one in statistics.quantiles(stalls)]
+    quartiles = [one / write for one in statistics.quantiles(stalls)] if len(stalls) > 1 else None
     return [
         Figure(
             name="checkpoint_stall",
@@ -140,14 +143,13 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
 def main() -> None:
     """Measure, then report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--repeats", type=positive, default=21)
     parser.add_argument("--quick", action="store_true", help="a small model, for trying the script itself")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Bench(Path(folder), options.quick), options.repeats)
-    report("checkpoint", options.repeats, figures)
+    with Measurements("checkpoint", options.repeats) as measured, tempfile.TemporaryDirectory() as folder:
+        measured.add(measure(Bench(Path(folder), options.quick), options.repeats, measured))
 
 
 if __name__ == "__main__":

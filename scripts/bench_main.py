@@ -9,12 +9,14 @@ model cache. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from _bench import Figure, report
+from _bench import Figure, Measurements, positive
 from _runs import Run, run
 
 SHORT = ["trainer.total_training_steps=5", "trainer.val_before_train=false", "trainer.test_freq=-1"]
@@ -55,7 +57,8 @@ def cost_figures(runs: list[Run]) -> list[Figure]:
     """Wall time, start-up, memory and the controller's share."""
     cold, share = runs[0], []
     for one in runs:
-        share += [row["perf/controller_share"] for row in one.steps[5:]]
+        share += [row["perf/controller_share"] for row in one.steps[5:] or one.steps]
+    memory = [one.peak_pss_gib for one in runs if one.peak_pss_gib is not None]
     first = [one.steps[0]["time"] - one.started for one in runs]
     step = [statistics.median(row["timing_s/step"] for row in one.steps) for one in runs]
     return [
@@ -75,37 +78,34 @@ def cost_figures(runs: list[Run]) -> list[Figure]:
         ),
         Figure(
             name="peak_pss",
-            value=max(one.peak_pss_gib for one in runs),
+            value=max(memory),
             unit="GiB",
             goal="<= 8",
-            detail={"all": [one.peak_pss_gib for one in runs]},
+            detail={"all": memory},
         ),
         Figure(name="controller_share_median", value=statistics.median(share), unit="ratio", goal="<= 0.1"),
         Figure(name="step_seconds_median", value=statistics.median(step), unit="s", detail={"seeds": step}),
     ]
 
 
-def agreement_figures(folder: Path, cache: Path, hot: Run) -> list[Figure]:
-    """Log-prob agreement at two temperatures, and a repeated run."""
-    cool = run(folder / "temperature_0.6", cache, *SHORT, "actor_rollout_ref.rollout.temperature=0.6")
-    again = [run(folder / f"same_seed_{i}", cache, *SHORT, "trainer.seed=1") for i in range(2)]
-    kept = [[{k: v for k, v in row.items() if deterministic(k)} for row in one.steps] for one in again]
-    differing = sum(a != b for a, b in zip(*kept, strict=True))
+def agreement_figures(folder: Path, cache: Path, hot: Run) -> Iterator[Figure]:
+    """Log-prob agreement at two temperatures, and a repeated run; each as soon as its run is done."""
 
     def worst(one: Run) -> float:
         return float(max(row["training/rollout_log_probs_diff_max"] for row in one.steps))
 
-    return [
-        Figure(name="log_prob_difference_t1.0", value=worst(hot), unit="nat", goal="<= 0.0001"),
-        Figure(name="log_prob_difference_t0.6", value=worst(cool), unit="nat", goal="<= 0.0001"),
-        Figure(
-            name="steps_that_differ_with_the_same_seed",
-            value=differing,
-            unit="steps",
-            goal="<= 0",
-            detail={"compared": "every metric but times, bit for bit"},
-        ),
-    ]
+    yield Figure(name="log_prob_difference_t1.0", value=worst(hot), unit="nat", goal="<= 0.0001")
+    cool = run(folder / "temperature_0.6", cache, *SHORT, "actor_rollout_ref.rollout.temperature=0.6")
+    yield Figure(name="log_prob_difference_t0.6", value=worst(cool), unit="nat", goal="<= 0.0001")
+    again = [run(folder / f"same_seed_{i}", cache, *SHORT, "trainer.seed=1") for i in range(2)]
+    kept = [[{k: v for k, v in row.items() if deterministic(k)} for row in one.steps] for one in again]
+    yield Figure(
+        name="steps_that_differ_with_the_same_seed",
+        value=sum(a != b for a, b in itertools.zip_longest(*kept)),
+        unit="steps",
+        goal="<= 0",
+        detail={"compared": "every metric but times, bit for bit"},
+    )
 
 
 def deterministic(name: str) -> bool:
@@ -116,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument(
         "--keep", type=Path, help="folder for the run folders (default: a temporary one, removed)"
     )
@@ -124,14 +124,21 @@ def main() -> None:
     folder = Path(options.keep or tempfile.mkdtemp(prefix="bench_main_")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     cache = Path(tempfile.mkdtemp(prefix="bench_main_cache_"))
+    runs: list[Run] = []
     try:
-        runs = [run(folder / f"seed_{i}", cache, f"trainer.seed={i}") for i in range(1, options.seeds + 1)]
-        figures = learning_figures(runs) + cost_figures(runs) + agreement_figures(folder, cache, runs[0])
+        with Measurements("main", options.seeds) as measured:
+            measured.repeat(
+                options.seeds,
+                lambda turn: runs.append(run(folder / f"seed_{turn + 1}", cache, f"trainer.seed={turn + 1}")),
+            )
+            measured.attempt("what was learned", lambda: learning_figures(runs))
+            measured.attempt("what a run costs", lambda: cost_figures(runs))
+            measured.check()
+            measured.add(agreement_figures(folder, cache, runs[0]))
     finally:
         shutil.rmtree(cache)
         if options.keep is None:
             shutil.rmtree(folder)
-    report("main", options.seeds, figures)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import argparse
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from _bench import Figure, report
+from _bench import Figure, Measurements, positive
 from _runs import Run, run
 
 MODES = ("sync", "separate_async", "decoupled_async")
@@ -34,7 +34,7 @@ def training_seconds(one: Run) -> float:
 
 def weight_seconds(one: Run) -> float:
     """Median seconds a step that the trainer spends on handing out weights."""
-    return float(statistics.median(row["timing_s/update_weights"] for row in one.steps[5:]))
+    return float(statistics.median(row["timing_s/update_weights"] for row in one.steps[5:] or one.steps))
 
 
 def per_mode(
@@ -49,52 +49,53 @@ def per_mode(
     ], means
 
 
-def figures_of(runs: dict[str, list[Run]]) -> list[Figure]:
-    """Learning, wall time, weight work and off-policy figures, with the goals between modes."""
+def learning(runs: dict[str, list[Run]]) -> Iterator[Figure]:
+    """Held-out scores, and what the asynchronous modes are below sync."""
     figures, scores = per_mode(
         runs, "heldout_sampled", "ratio", lambda one: one.validation(True, r"mean@\d+")
     )
-    more, greedy = per_mode(runs, "heldout_greedy", "ratio", lambda one: one.validation(True, "greedy"))
-    figures += more
+    yield from figures
+    figures, greedy = per_mode(runs, "heldout_greedy", "ratio", lambda one: one.validation(True, "greedy"))
+    yield from figures
     for mode in MODES[1:]:
         for label, values in (("sampled", scores), ("greedy", greedy)):
-            figures.append(
-                Figure(
-                    name=f"heldout_{label}_{mode}_below_sync",
-                    value=values["sync"] - values[mode],
-                    unit="ratio",
-                    goal="<= 0.03",
-                )
+            yield Figure(
+                name=f"heldout_{label}_{mode}_below_sync",
+                value=values["sync"] - values[mode],
+                unit="ratio",
+                goal="<= 0.03",
             )
-    more, seconds = per_mode(runs, "training_seconds", "s", training_seconds)
-    figures += more
+
+
+def wall_time(runs: dict[str, list[Run]]) -> Iterator[Figure]:
+    """Seconds of training, and those of the asynchronous modes over sync's."""
+    figures, seconds = per_mode(runs, "training_seconds", "s", training_seconds)
+    yield from figures
     for mode in MODES[1:]:
         goal = "<= 1.1" if mode == "decoupled_async" else None
-        figures.append(
-            Figure(
-                name=f"wall_time_{mode}_vs_sync",
-                value=seconds[mode] / seconds["sync"],
-                unit="ratio",
-                goal=goal,
-            )
+        yield Figure(
+            name=f"wall_time_{mode}_vs_sync", value=seconds[mode] / seconds["sync"], unit="ratio", goal=goal
         )
-    more, weights = per_mode(runs, "weight_seconds_a_step", "s", weight_seconds)
-    figures += more
-    figures.append(
-        Figure(
-            name="weight_work_decoupled_vs_separate",
-            value=weights["decoupled_async"] / weights["separate_async"],
-            unit="ratio",
-            goal="<= 0.1",
-        )
+
+
+def weight_work(runs: dict[str, list[Run]]) -> Iterator[Figure]:
+    """What handing out weights takes of the trainer."""
+    figures, weights = per_mode(runs, "weight_seconds_a_step", "s", weight_seconds)
+    yield from figures
+    yield Figure(
+        name="weight_work_decoupled_vs_separate",
+        value=weights["decoupled_async"] / weights["separate_async"],
+        unit="ratio",
+        goal="<= 0.1",
     )
-    return figures + off_policy(runs)
 
 
 def off_policy(runs: dict[str, list[Run]]) -> list[Figure]:
     """Spans and staleness of what the asynchronous modes trained on."""
     figures = []
     for mode in MODES[1:]:
+        if mode not in runs:
+            continue
         rows = [row for one in runs[mode] for row in one.steps]
         goal = "== 1" if mode == "decoupled_async" else None
         mean = statistics.mean(row[f"{SPANS}/mean"] for row in rows)
@@ -119,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--config", default="ppo_monarch")
     parser.add_argument("--keep", type=Path, help="folder for the run folders (default: temporary, removed)")
     parser.add_argument("overrides", nargs="*", help="given to every run")
@@ -127,19 +128,31 @@ def main() -> None:
     folder = Path(options.keep or tempfile.mkdtemp(prefix="bench_modes_")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     cache = Path(tempfile.mkdtemp(prefix="bench_modes_cache_"))
-    runs: dict[str, list[Run]] = {mode: [] for mode in MODES}
+    runs: dict[str, list[Run]] = {}
+
+    def turn(number: int) -> None:
+        seed, place = divmod(number, len(MODES))
+        seed += 1
+        mode = MODES[(seed + place) % len(MODES)]
+        overrides = (f"trainer.mode={mode}", f"trainer.seed={seed}", *options.overrides)
+        done = run(folder / f"{mode}_{seed}", cache, *overrides, config=options.config)
+        runs.setdefault(mode, []).append(done)
+
     try:
-        for seed in range(1, options.seeds + 1):
-            turned = MODES[seed % len(MODES) :] + MODES[: seed % len(MODES)]
-            for mode in turned:
-                overrides = (f"trainer.mode={mode}", f"trainer.seed={seed}", *options.overrides)
-                runs[mode].append(run(folder / f"{mode}_{seed}", cache, *overrides, config=options.config))
-        figures = figures_of(runs)
+        with Measurements("modes", options.seeds) as measured:
+            measured.repeat(options.seeds * len(MODES), turn)
+            for what, figures in (
+                ("what was learned", learning),
+                ("wall time", wall_time),
+                ("work on weights", weight_work),
+                ("staleness", off_policy),
+            ):
+                measured.attempt(what, lambda figures=figures: figures(runs))  # type: ignore[misc]
+            measured.check()
     finally:
         shutil.rmtree(cache)
         if options.keep is None:
             shutil.rmtree(folder)
-    report("modes", options.seeds, figures)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import statistics
 import tempfile
 from typing import Any
 
-from _bench import EOS, Figure, random_llama, report
+from _bench import EOS, Figure, Measurements, positive, random_llama
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout_options import EngineOptions, rollout_env
 
 PROMPT, ANSWER, IN_FLIGHT = 16, 96, 16
@@ -36,31 +38,29 @@ class Replica:
         self._publisher = Publisher(self._store)
         self._version = WeightVersion(epoch=0, n=0)
 
-    async def updates(self, mode: Any, count: int) -> list[dict[str, float]]:
-        """Take so many versions while generating: seconds paused, loading, from pause call to resumption."""
+    def agent(self, mode: Any) -> Any:
+        """What takes versions for this engine."""
         from neoproto.weights import Puller, UpdateAgent, UpdateOptions
 
         puller = Puller(self._store, self._registry, "bench")
         options = UpdateOptions(pause_mode=mode, drain_timeout=0.0)
-        agent = UpdateAgent(self._registry, puller, self.engine, options, replica="bench")
-        found = []
-        for _ in range(count + 1):
-            generating = asyncio.create_task(self._generate())
-            await asyncio.sleep(0.5)
-            self._version = self._version.next()
-            await self._registry.publish(self._publisher.publish(self._version, self.weights))
-            await agent.load(self._version)
-            times = self.engine.times
-            found.append(
-                {
-                    "paused": times.last_paused,
-                    "loading": times.last_loading,
-                    "update": agent.stats.last_update,
-                }
-            )
-            generating.cancel()
-            await asyncio.wait([generating])
-        return found[1:]
+        return UpdateAgent(self._registry, puller, self.engine, options, replica="bench")
+
+    async def update(self, agent: Any) -> dict[str, float]:
+        """Take a version while generating: seconds paused, loading, from pause call to resumption."""
+        generating = asyncio.create_task(self._generate())
+        await asyncio.sleep(0.5)
+        self._version = self._version.next()
+        await self._registry.publish(self._publisher.publish(self._version, self.weights))
+        await agent.load(self._version)
+        times = self.engine.times
+        generating.cancel()
+        await asyncio.wait([generating])
+        return {
+            "paused": times.last_paused,
+            "loading": times.last_loading,
+            "update": agent.stats.last_update,
+        }
 
     async def _generate(self) -> None:
         """Keep `IN_FLIGHT` requests in flight. Cancelled by the caller."""
@@ -80,6 +80,17 @@ class Replica:
                     for index in range(IN_FLIGHT)
                 ]
             )
+
+
+def updates(
+    replica: Replica, mode: str, count: int, measured: Measurements, runner: asyncio.Runner
+) -> list[dict[str, float]]:
+    """Of so many updates, after one that is not measured."""
+    agent = replica.agent(mode)
+    found: list[dict[str, float]] = []
+    runner.run(replica.update(agent))
+    measured.repeat(count, lambda _: found.append(runner.run(replica.update(agent))))
+    return found
 
 
 def figures_of(mode: str, found: list[dict[str, float]]) -> list[Figure]:
@@ -104,7 +115,7 @@ def figures_of(mode: str, found: list[dict[str, float]]) -> list[Figure]:
 def main() -> None:
     """Measure, then report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=positive, default=9)
     parser.add_argument("--quick", action="store_true", help="a small model, for trying the script itself")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -120,11 +131,13 @@ def main() -> None:
 
         engine = EngineThread(lambda: VllmEngine(engine_options))
         replica = Replica(engine, {name: tensor.detach() for name, tensor in model.named_parameters()})
-        figures = []
-        for mode in ("abort", "keep"):
-            figures += figures_of(mode, asyncio.run(replica.updates(mode, options.repeats)))
-        engine.close()
-    report("pause", options.repeats, figures)
+        with (
+            Measurements("pause", options.repeats) as measured,
+            contextlib.closing(engine),
+            asyncio.Runner() as runner,
+        ):
+            for mode in ("abort", "keep"):
+                measured.add(figures_of(mode, updates(replica, mode, options.repeats, measured, runner)))
 
 
 if __name__ == "__main__":

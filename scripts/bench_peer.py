@@ -5,7 +5,8 @@
 Both sides train the same model on the same questions on the same cores, in turns and with the same seeds:
 ours as the shipped `grpo_monarch`, a command in a fresh process; the peer in an environment of its own,
 made on first use. The peer trains for as many seconds as ours did in that turn, then one evaluator scores
-both models on held-out questions. The last line is one JSON object.
+both models on held-out questions. A turn lasts for `--seconds`, and from the second on for as long as the
+slower side needs for enough steps. The last line is one JSON object, also after an interruption or a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, report
+from _bench import BenchError, Figure, Measurements
 from _peer_env import peer_python
 from _peer_task import WORKLOADS, Questions, Workload, draw_questions, make_model, score, write_rows
 from _runs import run
@@ -35,6 +36,10 @@ PEER_SCRIPT = Path(__file__).with_name("_peer_trl.py")
 FIRST_GUESS_S = {"short": 0.5, "long_tailed": 1.3}
 """Seconds a step of ours, before the first turn has said how many."""
 MOST_STEPS = 100_000
+LEAST_INTERVALS = 5
+"""Steps to take a median of."""
+SPARE = 1.5
+"""A turn lasts so much longer than the steps of the turn before would need: seconds of a step differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +49,9 @@ class Side:
     Attributes:
         startup_s: from the command to the beginning of the first step.
         training_s: from there to the end of the last step.
-        step_s: from each step's end to the next one's, without the first `warmup` of them.
+        step_s: from each step's end to the next one's, without the first `warmup` of them if there are more.
+        steps: all of them.
+        enough: whether `step_s` are as many as a median wants, all after the warm-up.
         length: mean tokens of an answer, over the whole training.
         sampled, greedy: the trained model's exact match on the held-out questions.
     """
@@ -52,6 +59,8 @@ class Side:
     startup_s: float
     training_s: float
     step_s: tuple[float, ...]
+    steps: int
+    enough: bool
     length: float
     sampled: float
     greedy: float
@@ -190,30 +199,41 @@ def ours(course: Course, algorithm: str, options: Options, folder: Path, *, seed
     )
     ends = [row["time"] for row in done.steps]
     began = ends[0] - done.steps[0]["timing_s/step"]
+    step_s, enough = step_seconds(began, ends, options.warmup)
     lengths = [row["response_length/mean"] for row in done.steps]
     sampled, greedy = score(folder / "model", course.questions.held_out)
     return Side(
         startup_s=began - done.started,
         training_s=ends[-1] - began,
-        step_s=step_seconds(ends, options.warmup),
+        step_s=step_s,
+        steps=len(ends),
+        enough=enough,
         length=statistics.mean(lengths),
         sampled=sampled,
         greedy=greedy,
     )
 
 
-def step_seconds(ends: Sequence[float], warmup: int) -> tuple[float, ...]:
+def step_seconds(began: float, ends: Sequence[float], warmup: int) -> tuple[tuple[float, ...], bool]:
     """From one step's end to the next one's, the first `warmup` steps left out.
 
-    Raises:
-        SystemExit: fewer than five are left to take a median of.
+    Of so few steps that nothing is left, those of the warm-up.
+
+    Returns:
+        The seconds, and whether they are enough for a median.
     """
-    found = tuple(end - start for start, end in itertools.pairwise(ends))[warmup - 1 :]
-    if len(found) < 5:
-        raise SystemExit(
-            f"{len(ends)} steps were too few to measure after {warmup} of warm-up; give more --seconds"
-        )
-    return found
+    every = tuple(end - start for start, end in itertools.pairwise((began, *ends)))
+    found = every[warmup:]
+    return found or every, len(found) >= LEAST_INTERVALS
+
+
+def seconds_of_a_turn(options: Options, before: tuple[Side, Side] | None) -> float:
+    """How long ours is to train, about: the slower side of the turn before would have had enough steps."""
+    if before is None:
+        return options.seconds
+    least = options.warmup + LEAST_INTERVALS + 1  # one more: a turn ends with a whole step
+    slower = max(side.training_s / side.steps for side in before)
+    return max(options.seconds, SPARE * least * slower)
 
 
 def job_of(
@@ -246,25 +266,32 @@ def peer(
     job = folder / "job.json"
     job.write_text(json.dumps(job_of(course, algorithm, options, folder, seed=seed, seconds=seconds)))
     started, output = time.time(), folder.with_suffix(".out")
-    with output.open("w") as sink:
-        ended = subprocess.run(
-            ["taskset", "-c", options.cores, str(python), str(PEER_SCRIPT), str(job)],
-            env=peer_environment(os.environ, options.threads),
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            timeout=600 + 2 * seconds,
-        )
+    limit = 600 + 2 * seconds
+    try:
+        with output.open("w") as sink:
+            ended = subprocess.run(
+                ["taskset", "-c", options.cores, str(python), str(PEER_SCRIPT), str(job)],
+                env=peer_environment(os.environ, options.threads),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                timeout=limit,
+            )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"the peer did not end within {limit:.0f} s:\n{output.read_text()}") from None
     if ended.returncode != 0:
-        raise SystemExit(f"the peer failed with code {ended.returncode}:\n{output.read_text()}")
+        raise BenchError(f"the peer failed with code {ended.returncode}:\n{output.read_text()}")
     found = json.loads((folder / "report.json").read_text())
     check_prompt(course, found["prompt_ids"])
     print(f"{folder.name}: {time.time() - started:.1f} s", flush=True)
     sampled, greedy = score(folder, course.questions.held_out)
+    step_s, enough = step_seconds(found["began"], found["ends"], options.warmup)
     side = Side(
         startup_s=found["began"] - started,
         training_s=found["ends"][-1] - found["began"],
-        step_s=step_seconds(found["ends"], options.warmup),
+        step_s=step_s,
+        steps=len(found["ends"]),
+        enough=enough,
         length=statistics.mean(length for step in found["lengths"] for length in step),
         sampled=sampled,
         greedy=greedy,
@@ -292,31 +319,43 @@ def check_prompt(course: Course, peer_ids: Sequence[int]) -> None:
     messages = course.questions.train[0]["prompt"]
     mine = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     if list(mine) != list(peer_ids):
-        raise SystemExit(f"the peer's prompt has the tokens {list(peer_ids)}, ours {list(mine)}")
+        raise BenchError(f"the peer's prompt has the tokens {list(peer_ids)}, ours {list(mine)}")
 
 
 def take_turns(
-    python: Path, course: Course, algorithm: str, options: Options, folder: Path
+    python: Path, course: Course, algorithm: str, options: Options, folder: Path, measured: Measurements
 ) -> tuple[list[tuple[Side, Side]], dict[str, str]]:
     """Ours and the peer one after the other, so often; the peer trains as long as ours did."""
     pairs: list[tuple[Side, Side]] = []
     versions: dict[str, str] = {}
-    guess = FIRST_GUESS_S[course.workload.name]
-    for turn in range(options.turns):
-        name = f"{course.workload.name}_{algorithm}_{turn + 1}"
-        steps = max(round(options.seconds / guess), options.warmup + 5)
-        mine = ours(course, algorithm, options, folder / f"{name}_ours", seed=turn + 1, steps=steps)
-        theirs, versions = peer(
-            python, course, algorithm, options, folder / f"{name}_trl", seed=turn + 1, seconds=mine.training_s
+
+    def turn(number: int) -> None:
+        name, seed = f"{course.workload.name}_{algorithm}_{number + 1}", number + 1
+        before = pairs[-1] if pairs else None
+        guess = before[0].training_s / before[0].steps if before else FIRST_GUESS_S[course.workload.name]
+        seconds = seconds_of_a_turn(options, before)
+        steps = max(round(seconds / guess), options.warmup + LEAST_INTERVALS)
+        mine = ours(course, algorithm, options, folder / f"{name}_ours", seed=seed, steps=steps)
+        show(f"{name}_ours", mine)
+        theirs, found = peer(
+            python, course, algorithm, options, folder / f"{name}_trl", seed=seed, seconds=mine.training_s
         )
+        show(f"{name}_trl", theirs)
+        versions.update(found)
         pairs.append((mine, theirs))
-        print(
-            f"{name}: {mine.median_s:.3f} s a step, TRL {theirs.median_s:.3f}; "
-            f"scores {mine.sampled:.3f}, {theirs.sampled:.3f}",
-            flush=True,
-        )
-        guess = mine.training_s / steps
+
+    measured.repeat(options.turns, turn)
     return pairs, versions
+
+
+def show(name: str, side: Side) -> None:
+    """What a side did, as soon as it is known: a failure of the other one must not hide it."""
+    few = "" if side.enough else " (few for a median)"
+    print(
+        f"{name}: {side.median_s:.3f} s a step, {side.steps} steps{few} in {side.training_s:.1f} s; "
+        f"score {side.sampled:.3f}",
+        flush=True,
+    )
 
 
 def figures_of(
@@ -329,7 +368,14 @@ def figures_of(
     """
     name = f"{course.workload.name}_{algorithm}"
     mine, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    seconds = [statistics.median(side.median_s for side in sides) for sides in (mine, theirs)]
+    # Turns that were too short count for want of others.
+    timed = [pair for pair in pairs if pair[0].enough and pair[1].enough]
+    few = (
+        None if timed else f"{min(len(side.step_s) for pair in pairs for side in pair)} timed step(s) a turn"
+    )
+    seconds = [
+        statistics.median(side.median_s for side in sides) for sides in zip(*(timed or pairs), strict=True)
+    ]
     scores = [statistics.mean(side.sampled for side in sides) for sides in (mine, theirs)]
 
     def detail(what: str) -> dict[str, list[float]]:
@@ -343,11 +389,17 @@ def figures_of(
             value=seconds[0] / seconds[1],
             unit="ratio",
             goal=course.workload.goal,
-            detail=detail("median_s") | {"ratio_a_turn": [a.median_s / b.median_s for a, b in pairs]},
+            detail=detail("median_s")
+            | {
+                "ratio_a_turn": [a.median_s / b.median_s for a, b in pairs],
+                "steps": detail("steps"),
+                "enough": detail("enough"),
+            },
+            incomplete=few,
         ),
         Figure(
             name=f"{name}_samples_per_s", value=PROMPTS * SAMPLES / seconds[0], unit="1/s",
-            detail={"trl": PROMPTS * SAMPLES / seconds[1]},
+            detail={"trl": PROMPTS * SAMPLES / seconds[1]}, incomplete=few,
         ),
         Figure(
             name=f"{name}_score_above_trl",
@@ -392,20 +444,18 @@ def main() -> None:
     python = peer_python(options.cache)
     folder = Path(options.keep or tempfile.mkdtemp(prefix="bench_peer_")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    figures: list[Figure] = []
-    versions: dict[str, str] = {}
     try:
-        for name in options.workloads:
-            course = prepare(WORKLOADS[name], options.cache, folder)
-            before = score(course.model, course.questions.held_out)
-            for algorithm in options.algorithms:
-                pairs, versions = take_turns(python, course, algorithm, options, folder)
-                figures += figures_of(course, algorithm, pairs, before)
+        with Measurements("peer", options.turns) as measured:
+            for name in options.workloads:
+                course = prepare(WORKLOADS[name], options.cache, folder)
+                before = score(course.model, course.questions.held_out)
+                for algorithm in options.algorithms:
+                    pairs, versions = take_turns(python, course, algorithm, options, folder, measured)
+                    print("peer:", ", ".join(f"{name} {version}" for name, version in versions.items()))
+                    measured.add(figures_of(course, algorithm, pairs, before))
     finally:
         if options.keep is None:
             shutil.rmtree(folder)
-    print("peer:", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    report("peer", options.turns, figures)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, report
+from _bench import Figure, Measurements, positive
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from meshes import sdk
 from meshes.topology import compile_topology
 from neoproto.runtime import ClassWithInitArgs, RemoteCall, Runtime, Worker, WorkerGroup
@@ -50,10 +51,16 @@ def median_ms(body: Callable[[], object], calls: int) -> float:
 
 
 def side_by_side(
-    name: str, goal: float, ours: Callable[[], float], raw: Callable[[], float], repeats: int
+    name: str,
+    goal: float,
+    ours: Callable[[], float],
+    raw: Callable[[], float],
+    repeats: int,
+    measured: Measurements,
 ) -> list[Figure]:
     """Ours and raw in turns; the ratio of their medians."""
-    pairs = [(ours(), raw()) for _ in range(repeats)]
+    pairs: list[tuple[float, float]] = []
+    measured.repeat(repeats, lambda _: pairs.append((ours(), raw())))
     mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"{name}: ours {mine:.3f} ms, raw {theirs:.3f} ms", flush=True)
     detail = {
@@ -67,7 +74,9 @@ def side_by_side(
     ]
 
 
-def call_figures(group: WorkerGroup, repeats: int, calls: int, pipelined: bool) -> list[Figure]:
+def call_figures(
+    group: WorkerGroup, repeats: int, calls: int, pipelined: bool, measured: Measurements
+) -> Iterator[Figure]:
     """Blocking calls to one rank and to all, and many calls under way at once."""
     from _raw_actors import RawAsync, RawSync  # imports Monarch, whose environment is set by now
 
@@ -75,7 +84,6 @@ def call_figures(group: WorkerGroup, repeats: int, calls: int, pipelined: bool) 
     raw_sync, raw_async = procs.spawn("raw_sync", RawSync), procs.spawn("raw_async", RawAsync)
     kinds = {"sync": raw_sync.sync, "async": raw_async.on_loop}
     names = {"sync": "sync", "async": "on_loop"}
-    figures = []
     first = dict.fromkeys(raw_sync.extent, 0)
     one_sync, one_async = raw_sync.slice(**first), raw_async.slice(**first)
     one = {"sync": one_sync.sync, "async": one_async.on_loop}
@@ -91,19 +99,21 @@ def call_figures(group: WorkerGroup, repeats: int, calls: int, pipelined: bool) 
 
             ours()
             raw()  # type: ignore[no-untyped-call]
-            figures += side_by_side(
+            yield from side_by_side(
                 f"call_{where}_{kind}",
                 1.25,
                 lambda ours=ours: median_ms(ours, calls),  # type: ignore[misc]
                 lambda raw=raw: median_ms(raw, calls),  # type: ignore[misc]
                 repeats,
+                measured,
             )
         if pipelined:
-            figures += pipelined_figures(rank, kind, method, one[kind], repeats)
-    return figures
+            yield from pipelined_figures(rank, kind, method, one[kind], repeats, measured)
 
 
-def pipelined_figures(rank: Any, kind: str, method: str, raw: Any, repeats: int) -> list[Figure]:
+def pipelined_figures(
+    rank: Any, kind: str, method: str, raw: Any, repeats: int, measured: Measurements
+) -> list[Figure]:
     """500 calls submitted before the first is waited for."""
 
     def ours() -> float:
@@ -118,33 +128,32 @@ def pipelined_figures(rank: Any, kind: str, method: str, raw: Any, repeats: int)
         return 1000 * (time.perf_counter() - begin)
 
     ours(), theirs()
-    return side_by_side(f"pipelined_500_{kind}", 1.5, ours, theirs, repeats)
+    return side_by_side(f"pipelined_500_{kind}", 1.5, ours, theirs, repeats, measured)
 
 
-def many_figures(repeats: int) -> list[Figure]:
+def many_figures(repeats: int, measured: Measurements) -> Iterator[Figure]:
     """`gather` and `wait` over growing numbers of calls: the power of that number their cost grows with.
 
     1 is linear, 2 quadratic; the slope of log(seconds) over log(calls). Python's cyclic collector is off, as
     its pauses grow with everything else that the process holds.
     """
-    figures = []
     for name, run in (("gather", gather_all), ("wait_first", wait_first)):
         seconds: dict[int, list[float]] = {count: [] for count in CALL_COUNTS}
-        gc.disable()
-        for _ in range(repeats):
+
+        def turn(_: int, seconds: Any = seconds, run: Callable[[int], float] = run) -> None:
             for count in CALL_COUNTS:
                 seconds[count].append(run(count))
+
+        gc.disable()
+        done = measured.repeat(repeats, turn)
         gc.enable()
-        medians = [statistics.median(seconds[count]) for count in CALL_COUNTS]
+        medians = [statistics.median(seconds[count][:done]) for count in CALL_COUNTS]
         slope = statistics.linear_regression(
             list(map(math.log, CALL_COUNTS)), list(map(math.log, medians))
         ).slope
         detail = {"ms": {count: 1000 * value for count, value in zip(CALL_COUNTS, medians, strict=True)}}
-        figures += [
-            Figure(name=f"{name}_{CALL_COUNTS[0]}", value=1000 * medians[0], unit="ms"),
-            Figure(name=f"{name}_growth", value=slope, unit="power", goal="<= 1.15", detail=detail),
-        ]
-    return figures
+        yield Figure(name=f"{name}_{CALL_COUNTS[0]}", value=1000 * medians[0], unit="ms")
+        yield Figure(name=f"{name}_growth", value=slope, unit="power", goal="<= 1.15", detail=detail)
 
 
 def gather_all(count: int) -> float:
@@ -169,7 +178,7 @@ def wait_first(count: int) -> float:
     return time.perf_counter() - begin
 
 
-def topology_figures(repeats: int) -> list[Figure]:
+def topology_figures(repeats: int, measured: Measurements) -> list[Figure]:
     """A topology of 1,024 nodes × 8 devices and 64 models."""
     pools = [{"name": f"pool{i}", "cluster": "c", "nnodes": 16, "n_gpus_per_node": 8} for i in range(64)]
     topology = {
@@ -180,18 +189,24 @@ def topology_figures(repeats: int) -> list[Figure]:
             for i in range(64)
         ],
     }
-    seconds = []
-    for _ in range(repeats):
+    seconds: list[float] = []
+
+    def turn(_: int) -> None:
         begin = time.perf_counter()
         compile_topology(topology)
         seconds.append(time.perf_counter() - begin)
+
+    measured.repeat(repeats, turn)
     return [Figure(name="topology_compile", value=statistics.median(seconds), unit="s", goal="<= 1")]
 
 
-def round_figures(rounds: int) -> list[Figure]:
+def round_figures(rounds: int, measured: Measurements) -> list[Figure]:
     """Open and close a runtime with a group of 2, many times in one process."""
-    seconds, resources, parts = [], [], []
-    for number in range(rounds):
+    seconds: list[float] = []
+    resources: list[dict[str, int]] = []
+    parts: list[list[float]] = []
+
+    def turn(number: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             begin = time.perf_counter()
             runtime = Runtime.from_config({"runtime": {"run_dir": folder}})
@@ -207,7 +222,9 @@ def round_figures(rounds: int) -> list[Figure]:
         parts.append([round(value, 2) for value in (opened - begin, called - opened, ended - called)])
         resources.append(usage())
         print(f"round {number}: {seconds[-1]:.1f} s {parts[-1]} {resources[-1]}", flush=True)
-    settled = resources[min(2, rounds - 1)]
+
+    done = measured.repeat(rounds, turn)
+    settled = resources[min(2, done - 1)]
     figures = [
         Figure(
             name="open_and_close",
@@ -240,13 +257,12 @@ def usage() -> dict[str, int]:
     }
 
 
-def measure(parts: Sequence[str], repeats: int, calls: int, rounds: int) -> list[Figure]:
+def measure(parts: Sequence[str], repeats: int, calls: int, rounds: int, measured: Measurements) -> None:
     """The figures asked for."""
-    figures: list[Figure] = []
     if "topology" in parts:
-        figures += topology_figures(repeats)
+        measured.add(topology_figures(repeats, measured))
     if "many" in parts:
-        figures += many_figures(repeats)
+        measured.add(many_figures(repeats, measured))
     if {"calls", "pipelined"} & set(parts):
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -255,18 +271,17 @@ def measure(parts: Sequence[str], repeats: int, calls: int, rounds: int) -> list
             group = runtime.create_worker_group(
                 ClassWithInitArgs(Ours), on=runtime.create_resource_pool(1, 4), name="g"
             )
-            figures += call_figures(group, repeats, calls, "pipelined" in parts)
+            measured.add(call_figures(group, repeats, calls, "pipelined" in parts, measured))
     if "rounds" in parts:
-        figures += round_figures(rounds)
-    return figures
+        measured.add(round_figures(rounds, measured))
 
 
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--repeats", type=positive, default=7)
+    parser.add_argument("--calls", type=positive, default=200)
+    parser.add_argument("--rounds", type=positive, default=20)
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     options = parser.parse_args()
     parts = options.only.split(",")
@@ -274,7 +289,8 @@ def main() -> None:
         parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as folder:
         sdk.start_client(Path(folder) / "client.log")  # process-wide, so no part of a round
-    report("runtime", options.repeats, measure(parts, options.repeats, options.calls, options.rounds))
+    with Measurements("runtime", options.repeats) as measured:
+        measure(parts, options.repeats, options.calls, options.rounds, measured)
 
 
 if __name__ == "__main__":

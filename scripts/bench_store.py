@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _bench import Figure, report, seconds
+from _bench import Figure, Measurements, positive, seconds
 
 from neoproto.data import DataProto
 from neoproto.store import use_store
@@ -81,16 +81,19 @@ class Cluster:
         self._job.kill()
 
 
-def side_by_side(repeats: int, **works: Callable[[], Any]) -> dict[str, float]:
+def side_by_side(measured: Measurements, repeats: int, **works: Callable[[], Any]) -> dict[str, float]:
     """Median seconds of each, taken in turn."""
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
+
+    def turn(_: int) -> None:
         for name, work in works.items():
             times[name].append(seconds(work))
-    return {name: statistics.median(found) for name, found in times.items()}
+
+    done = measured.repeat(repeats, turn)
+    return {name: statistics.median(found[:done]) for name, found in times.items()}
 
 
-def puts(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
+def puts(cluster: Cluster, mib: int, repeats: int, measured: Measurements) -> Iterator[Figure]:
     """A large value: the first put, and steady state."""
     client, stock = cluster.client, cluster.stock
     value = torch.randint(0, 255, (mib * MIB,), dtype=torch.uint8)
@@ -104,13 +107,16 @@ def puts(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
         cluster.wait(lambda: stock.put("raw", value))
 
     times: dict[str, list[float]] = {"memcpy": [], "ours": [], "raw": []}
-    for turn in range(repeats + 2):
+
+    def turn(number: int) -> None:
         times["memcpy"].append(seconds(lambda: target.copy_(value)))
         times["ours"].append(seconds(ours))
         client.delete(refs.pop())
-        if turn < 3:
+        if number < 3:
             times["raw"].append(seconds(raw))
             cluster.wait(lambda: stock.delete("raw"))
+
+    measured.repeat(repeats + 2, turn)
     first, first_raw = times["ours"][0], times["raw"][0]
     yield Figure(
         name=f"first_put_{mib}mib_vs_raw",
@@ -130,18 +136,19 @@ def puts(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
     yield Figure(name=f"put_{mib}mib_vs_raw", value=slow / put, unit="times", goal=">= 10")
 
 
-def gets(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
+def gets(cluster: Cluster, mib: int, repeats: int, measured: Measurements) -> Iterator[Figure]:
     """By reference and by key, the first read, some rows."""
     client = cluster.client
     ref = client.put(torch.zeros(mib * MIB, dtype=torch.uint8), key="large")
     asked = client.counters.gets - client.counters.gets_shared
-    by_ref = statistics.median(seconds(lambda: client.get(ref)) for _ in range(repeats * 3))
+    by_ref = side_by_side(measured, repeats * 3, ours=lambda: client.get(ref))["ours"]
     messages = client.counters.gets - client.counters.gets_shared - asked
     yield Figure(
         name=f"get_ref_{mib}mib", value=by_ref * 1e3, unit="ms", goal="<= 1", detail={"messages": messages}
     )
     keys = cluster.spec.index.keys
     found = side_by_side(
+        measured,
         repeats * 5,
         call=lambda: cluster.wait(lambda: keys.call_one("none").as_asyncio()),
         get=lambda: client.get("large"),
@@ -159,7 +166,7 @@ def gets(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
 
     warm = client.get(ref)
     warm.view(torch.int64).sum()
-    found = side_by_side(repeats, first=read, warm=lambda: warm.view(torch.int64).sum())
+    found = side_by_side(measured, repeats, first=read, warm=lambda: warm.view(torch.int64).sum())
     yield Figure(
         name=f"get_and_first_read_{mib}mib_vs_warm",
         value=found["first"] / found["warm"],
@@ -170,7 +177,10 @@ def gets(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
     column = client.put(torch.zeros(65536, 1024))
     rows = np.sort(np.random.default_rng(0).choice(65536, 655, replace=False))
     found = side_by_side(
-        repeats * 3, some=lambda: client.get(column, rows=rows), all=lambda: client.get(column).clone()
+        measured,
+        repeats * 3,
+        some=lambda: client.get(column, rows=rows),
+        all=lambda: client.get(column).clone(),
     )
     yield Figure(
         name="one_percent_of_rows_vs_all",
@@ -182,12 +192,13 @@ def gets(cluster: Cluster, mib: int, repeats: int) -> Iterator[Figure]:
     client.delete(column)
 
 
-def small(cluster: Cluster, repeats: int) -> Iterator[Figure]:
+def small(cluster: Cluster, repeats: int, measured: Measurements) -> Iterator[Figure]:
     """Small values against stock TorchStore, and many at once."""
     client, stock = cluster.client, cluster.stock
     value = torch.zeros(1024)
     names = iter(range(10**9))
     found = side_by_side(
+        measured,
         repeats * 5,
         ours=lambda: client.put(value, key=f"o{next(names)}"),
         raw=lambda: cluster.wait(lambda: stock.put(f"r{next(names)}", value)),
@@ -198,26 +209,30 @@ def small(cluster: Cluster, repeats: int) -> Iterator[Figure]:
     client.put(value, key="o")
     cluster.wait(lambda: stock.put("r", value))
     found = side_by_side(
-        repeats * 5, ours=lambda: client.get("o"), raw=lambda: cluster.wait(lambda: stock.get("r"))
+        measured, repeats * 5, ours=lambda: client.get("o"), raw=lambda: cluster.wait(lambda: stock.get("r"))
     )
     yield Figure(
         name="small_get_vs_raw", value=found["ours"] / found["raw"], unit="times", goal="<= 0.5", detail=found
     )
     many = [torch.full((4096,), float(i)) for i in range(200)]
     refs: list[Any] = []
-    put_times, get_times = [], []
-    for _ in range(repeats * 3):
+    put_times: list[float] = []
+    get_times: list[float] = []
+
+    def turn(_: int) -> None:
         put_times.append(seconds(lambda: refs.extend(client.put_batch(many))))
         get_times.append(seconds(lambda: client.get_batch(refs)))
         client.delete_batch(refs)
         refs.clear()
+
+    measured.repeat(repeats * 3, turn)
     for name, times in (("put", put_times), ("get", get_times)):
         yield Figure(
             name=f"batch_{name}_200x16kib", value=statistics.median(times) * 1e3, unit="ms", goal="<= 20"
         )
 
 
-def batches(cluster: Cluster, repeats: int) -> Iterator[Figure]:
+def batches(cluster: Cluster, repeats: int, measured: Measurements) -> Iterator[Figure]:
     """Operations on a batch of 4,096 rows and 12 columns."""
     client = cluster.client
     with use_store(client):
@@ -230,27 +245,32 @@ def batches(cluster: Cluster, repeats: int) -> Iterator[Figure]:
         whole.select(["c0", "c1"])
         whole.reorder(order)
 
-    value = statistics.median(seconds(operate) for _ in range(repeats * 3))
+    value = side_by_side(measured, repeats * 3, ours=operate)["ours"]
     detail = {"reads": client.counters.gets - read}
     yield Figure(name="batch_operations", value=value * 1e3, unit="ms", goal="<= 5", detail=detail)
     batch.release()
 
 
 def in_turn(
-    repeats: int, works: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
+    measured: Measurements, repeats: int, works: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
 ) -> dict[str, float]:
     """As `side_by_side`, of puts, each with what takes it back; neither that is timed nor two warm-ups."""
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats + 2):
+
+    def turn(_: int) -> None:
         for name, (put, undo) in works.items():
             begin = time.perf_counter()
             kept = put()
             times[name].append(time.perf_counter() - begin)
             undo(kept)
-    return {name: statistics.median(found[2:]) for name, found in times.items()}
+
+    done = measured.repeat(repeats + 2, turn)
+    return {name: statistics.median(found[2:done]) for name, found in times.items()}
 
 
-def ray_store(cluster: Cluster, sizes: list[int], largest: int, repeats: int) -> Iterator[Figure]:
+def ray_store(
+    cluster: Cluster, sizes: list[int], largest: int, repeats: int, measured: Measurements
+) -> Iterator[Figure]:
     """Ray's object store beside ours, where it is installed; nothing is claimed of it."""
     try:
         import ray  # type: ignore[import-not-found, unused-ignore]
@@ -277,11 +297,15 @@ def ray_store(cluster: Cluster, sizes: list[int], largest: int, repeats: int) ->
 
     def put(value: torch.Tensor) -> dict[str, float]:
         ours = (lambda: client.put(value), client.delete)
-        return in_turn(repeats, {"ours": ours, "ray": (lambda: ray.put(value.numpy()), lambda ref: None)})
+        return in_turn(
+            measured, repeats, {"ours": ours, "ray": (lambda: ray.put(value.numpy()), lambda ref: None)}
+        )
 
     def get(value: torch.Tensor) -> dict[str, float]:
         mine, theirs = client.put(value), ray.put(value.numpy())
-        found = side_by_side(repeats * 3, ours=lambda: client.get(mine), ray=lambda: ray.get(theirs))
+        found = side_by_side(
+            measured, repeats * 3, ours=lambda: client.get(mine), ray=lambda: ray.get(theirs)
+        )
         client.delete(mine)
         return found
 
@@ -293,27 +317,25 @@ def ray_store(cluster: Cluster, sizes: list[int], largest: int, repeats: int) ->
     many = [torch.full((4096,), float(i)) for i in range(200)]
     ours = (lambda: client.put_batch(many), client.delete_batch)
     theirs = (lambda: [ray.put(one.numpy()) for one in many], lambda refs: None)
-    yield figure("batch_put_200x16kib", in_turn(repeats, {"ours": ours, "ray": theirs}))
+    yield figure("batch_put_200x16kib", in_turn(measured, repeats, {"ours": ours, "ray": theirs}))
     ray.shutdown()
 
 
 def main() -> None:
     """Measure, then report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=positive, default=7)
     parser.add_argument("--quick", action="store_true", help="smaller values, for trying the script itself")
     options = parser.parse_args()
     sizes, largest = ([4], 16) if options.quick else ([64, 256], 1024)
-    cluster = Cluster()
-    figures: list[Figure] = []
-    with contextlib.closing(cluster):
+    repeats = options.repeats
+    with Measurements("store", repeats) as measured, contextlib.closing(Cluster()) as cluster:
         for mib in sizes:
-            figures += puts(cluster, mib, options.repeats)
-        figures += gets(cluster, largest, options.repeats)
-        figures += small(cluster, options.repeats)
-        figures += batches(cluster, options.repeats)
-        figures += ray_store(cluster, sizes, largest, options.repeats)
-    report("store", options.repeats, figures)
+            measured.add(puts(cluster, mib, repeats, measured))
+        measured.add(gets(cluster, largest, repeats, measured))
+        measured.add(small(cluster, repeats, measured))
+        measured.add(batches(cluster, repeats, measured))
+        measured.add(ray_store(cluster, sizes, largest, repeats, measured))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 import torch
-from _bench import EOS, Figure, random_llama, report, seconds
+from _bench import EOS, Figure, Measurements, first_of, positive, random_llama, seconds
 
+import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout import RolloutWorker
 from actors.rollout_options import EngineOptions, RolloutOptions, rollout_env
 from actors.weight_registry import BlockingRegistry, GroupRegistry, RegistryWorker
@@ -74,7 +75,7 @@ def _touch(tensor: torch.Tensor) -> None:
     flat[:: 4096 // 2].sum()
 
 
-def measure(bench: Bench, repeats: int) -> list[Figure]:
+def measure(bench: Bench, repeats: int, measured: Measurements) -> list[Figure]:
     """Publish and copy in turn, pull in between."""
     sources = list({tensor.data_ptr(): tensor for tensor in bench.named.values()}.values())
     flat = torch.cat([tensor.reshape(-1) for tensor in sources])
@@ -83,11 +84,14 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
     for _ in range(3):  # every slot's memory is there and mapped
         bench.publish()
     times: dict[str, list[float]] = {"copy": [], "publish": [], "handed_over": [], "read": []}
-    for _ in range(repeats):
+
+    def turn(_: int) -> None:
         times["copy"].append(seconds(lambda: target.copy_(flat)))
         times["publish"].append(seconds(bench.publish))
         for name, value in asyncio.run(bench.pull()).items():
             times[name].append(value)
+
+    times = first_of(measured.repeat(repeats, turn), times)
     medians = {name: statistics.median(found) for name, found in times.items()}
     detail = {f"{name}_s": found for name, found in times.items()}
     mb = bench.nbytes / 1e6
@@ -117,7 +121,9 @@ def measure(bench: Bench, repeats: int) -> list[Figure]:
     ]
 
 
-def stand_still(runtime: Runtime, bench: Bench, folder: Path, repeats: int) -> list[Figure]:
+def stand_still(
+    runtime: Runtime, bench: Bench, folder: Path, repeats: int, measured: Measurements
+) -> list[Figure]:
     """A replica takes versions while it generates: how long it stands still, and what of it is loading."""
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=100)
     engine = EngineOptions(
@@ -142,7 +148,8 @@ def stand_still(runtime: Runtime, bench: Bench, folder: Path, repeats: int) -> l
     replica.submit("attach_registry", (bench.registry_group,), timeout=60).result()
     replica.submit("update_weights", (bench.newest,), timeout=60).result()
     found: list[dict[str, float]] = []
-    for turn in range(repeats):
+
+    def take(turn: int) -> None:
         prompts = DataProto.from_dict(
             {"prompts": torch.full((1, 4), 5), "prompt_len": torch.full((1,), 4)}, {"uid": [str(turn)]}
         )
@@ -152,7 +159,9 @@ def stand_still(runtime: Runtime, bench: Bench, folder: Path, repeats: int) -> l
         replica.submit("update_weights", (bench.newest,), timeout=60).result()
         answers.result().release()
         prompts.release()
-        found += replica.submit("stats", timeout=60).result()
+        found.extend(replica.submit("stats", timeout=60).result())
+
+    measured.repeat(repeats, take)
     pauses, loads, pulls = (
         [one[f"last_{name}_seconds"] for one in found] for name in ("pause", "load", "pull")
     )
@@ -168,12 +177,13 @@ def stand_still(runtime: Runtime, bench: Bench, folder: Path, repeats: int) -> l
 def main() -> None:
     """Measure, then report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=positive, default=9)
     parser.add_argument("--quick", action="store_true", help="a small model, for trying the script itself")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with (
+        Measurements("weights", options.repeats) as measured,
         tempfile.TemporaryDirectory() as folder,
         Runtime.from_config({"runtime": {"run_dir": folder}}) as runtime,
     ):
@@ -181,9 +191,8 @@ def main() -> None:
         llama = random_llama(options.quick)
         llama.save_pretrained(model)
         bench = Bench(runtime, llama.state_dict(keep_vars=True))
-        figures = measure(bench, options.repeats)
-        figures += stand_still(runtime, bench, model, options.repeats)
-    report("weights", options.repeats, figures)
+        measured.add(measure(bench, options.repeats, measured))
+        measured.add(stand_still(runtime, bench, model, options.repeats, measured))
 
 
 if __name__ == "__main__":

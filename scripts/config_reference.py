@@ -116,6 +116,8 @@ def limits(metadata: Any) -> str:
 
 
 def shown_default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is None or isinstance(value, bool):
         return f"`{'null' if value is None else str(value).lower()}`"

@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from _bench import Figure, report
+from _bench import Figure, Measurements, first_of, positive
 from _simulated_rollout import SimulatedGroup, SimulatedReplica, Times, Trainee, score
 from _virtual_time import VirtualLoop
 
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
+from neoproto.run.process import collect_garbage_rarely
 from neoproto.store import MemoryStore, use_store
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.protocols import Workers
@@ -406,7 +407,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5, help="base case with so many seeds")
+    parser.add_argument("--repeats", type=positive, default=5, help="base case with so many seeds")
     parser.add_argument("--base-replicas", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=512, help="of a step, with that many replicas")
     parser.add_argument("--replicas", default="1,4,16,64,256", help="scaling, prompts growing alike")
@@ -425,27 +426,33 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> None:
     options = arguments(given)
     torch.set_num_threads(1)  # what the controller computes is measured on its thread
+    collect_garbage_rarely()  # as the command does
     base: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
-    for seed in range(options.repeats):
-        for mode in MODES:
-            base[mode].append(
-                simulate(
-                    setup_of(
-                        options, mode, replicas=options.base_replicas, prompts=options.prompts, seed=seed
-                    )
-                )
-            )
     bound = setup_of(options, MODES[0], replicas=options.base_replicas, prompts=options.prompts).bound
-    figures = base_figures(base, bound)
     scaled: dict[int, dict[str, Outcome]] = {}
     bounds: dict[int, float] = {}
-    for replicas in map(int, options.replicas.split(",")):
+    counts = [*map(int, options.replicas.split(","))]
+
+    def base_case(seed: int) -> None:
+        for mode in MODES:
+            setup = setup_of(
+                options, mode, replicas=options.base_replicas, prompts=options.prompts, seed=seed
+            )
+            base[mode].append(simulate(setup))
+
+    def more_replicas(turn: int) -> None:
+        replicas = counts[turn]
         prompts = options.prompts * replicas // options.base_replicas
         setups = {mode: setup_of(options, mode, replicas=replicas, prompts=prompts) for mode in MODES}
         scaled[replicas] = {mode: simulate(setup) for mode, setup in setups.items()}
         bounds[replicas] = setups[MODES[0]].bound
         print(f"{replicas} replicas: {scaled[replicas]['decoupled_async'].rounded()}", flush=True)
-    report("simulate_modes", options.repeats, [*figures, *scaling_figures(scaled, bounds)])
+
+    with Measurements("simulate_modes", options.repeats) as measured:
+        done = measured.repeat(options.repeats, base_case)
+        measured.add(base_figures(first_of(done, base), bound))
+        measured.repeat(len(counts), more_replicas)
+        measured.add(scaling_figures(scaled, bounds))
 
 
 if __name__ == "__main__":

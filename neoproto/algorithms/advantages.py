@@ -11,8 +11,8 @@ Shapes: b = rows, t = response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -76,6 +76,12 @@ class AdvantageInputs:
     bootstrap_values_b: torch.Tensor | None = None
     truncated_b: torch.Tensor | None = None
     group_ids_b: torch.Tensor | None = None
+
+    def copy(self) -> AdvantageInputs:
+        """The same numbers in memory of their own, for an estimator that may change what it gets."""
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        own |= {name: tensor.clone() for name, tensor in own.items() if tensor is not None}
+        return AdvantageInputs(**own)
 
     def required(self, kind: str, name: str) -> torch.Tensor:
         """The named tensor; raises `ValueError` naming the estimator if it was not given."""

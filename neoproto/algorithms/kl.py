@@ -75,12 +75,14 @@ def kl_estimate(
 class KLReward:
     """Attributes:
     rewards_bt: float [B, T], scores minus the penalty, 0 outside the mask.
-    mean_kl: float scalar, mean over rows of the row's mean KL per token (what the controller is told);
-        rows with an empty mask are left out.
+    mean_kl: float scalar, nats per token: mean over rows of the row's mean over its tokens (what the
+        controller is told). Rows with an empty mask are left out; 0 if all are.
+    rows: the rows that it is the mean of.
     """
 
     rewards_bt: torch.Tensor
     mean_kl: torch.Tensor
+    rows: int
 
 
 @torch.no_grad()
@@ -103,10 +105,11 @@ def apply_kl_in_reward(
     """
     require_same_shape(scores_bt=scores_bt, log_probs_bt=log_probs_bt, mask_bt=mask_bt)
     kl_bt = kl_estimate(log_probs_bt, ref_log_probs_bt, mask_bt, kind)
-    rows = (sequence_lengths(mask_bt) > 0).sum().clamp(min=1)
+    rows = int((sequence_lengths(mask_bt) > 0).sum())
     return KLReward(
         rewards_bt=fill_masked(scores_bt - coefficient * kl_bt, mask_bt),
-        mean_kl=masked_mean(kl_bt, mask_bt, dim=-1).sum() / rows,
+        mean_kl=masked_mean(kl_bt, mask_bt, dim=-1).sum() / max(rows, 1),
+        rows=rows,
     )
 
 
@@ -151,6 +154,10 @@ class AdaptiveKLController:
 
         e = clip(KL / target - 1, -0.2, 0.2);   beta <- beta (1 + e n / horizon)
 
+    The KL is a mean per token, as verl's controller has it; the paper's is the sum over a response, which is
+    longer by the number of tokens. n counts the samples that the KL was measured on; verl's counts those
+    left out of the loss too, with a KL of 0.
+
     Args:
         init_kl_coef: beta at the start, >= 0.
         target_kl: nats per token, > 0.
@@ -173,7 +180,8 @@ class AdaptiveKLController:
 
         Args:
             current_kl: mean KL of the step, nats per token.
-            n_steps: samples it was measured on; under 5 horizons, or beta could turn negative.
+            n_steps: samples it was measured on, 0 moves nothing; under 5 horizons, or beta could turn
+                negative.
 
         Raises:
             NonFiniteLoss: current_kl is NaN or infinite; the coefficient is unchanged.

@@ -47,14 +47,13 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
 
 
 def masked_var(values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True) -> torch.Tensor:
-    """Variance of `values` over the whole mask, scalar.
+    """Variance of `values` over the whole mask, scalar; exactly 0 where they are all equal.
 
     Args:
         unbiased: divide by n - 1 (Bessel) instead of n. Fewer than two tokens have variance 0.
     """
-    squares = (values - masked_mean(values, mask)).square()
-    count = (mask != 0).sum()
-    return masked_sum(squares, mask) / (count - int(unbiased)).clamp(min=1)
+    centred, _ = _centred(values, mask)
+    return _variance(centred, mask, unbiased).to(values.dtype)
 
 
 def masked_whiten(
@@ -73,8 +72,50 @@ def masked_whiten(
         epsilon: added to the variance, so that constant values become 0 (or their mean) and not NaN.
 
     Returns:
-        [B, T], dtype of `values_bt`.
+        [B, T], dtype of `values_bt`; exactly 0 (or their mean) where the values are all equal.
     """
-    mean = masked_mean(values_bt, mask_bt)
-    whitened = (values_bt - mean) * torch.rsqrt(masked_var(values_bt, mask_bt) + epsilon)
-    return fill_masked(whitened if shift_mean else whitened + mean, mask_bt)
+    centred_bt, mean = _centred(values_bt, mask_bt)
+    whitened_bt = centred_bt * torch.rsqrt(_variance(centred_bt, mask_bt, unbiased=True) + epsilon)
+    whitened_bt = whitened_bt if shift_mean else whitened_bt + mean
+    return fill_masked(whitened_bt, mask_bt).to(values_bt.dtype)
+
+
+def onto_masked(values_bt: torch.Tensor, mask_bt: torch.Tensor, real_bt: torch.Tensor) -> torch.Tensor:
+    """`values_bt` with what lies outside the mask added to the last token of the mask before it.
+
+    Before the first token of the mask it is added to that one. A row without any is 0.
+
+    Args:
+        values_bt: float [B, T], a score for each token, say.
+        mask_bt: [B, T].
+        real_bt: [B, T], 0 on padding, whose values are not looked at.
+
+    Returns:
+        [B, T], 0 outside the mask.
+    """
+    require_same_shape(values_bt=values_bt, mask_bt=mask_bt, real_bt=real_bt)
+    kept_bt = mask_bt != 0
+    position_t = torch.arange(mask_bt.shape[1], device=mask_bt.device)
+    before_bt = torch.where(kept_bt, position_t, -1).cummax(dim=1).values
+    first_b1 = kept_bt.int().argmax(dim=1, keepdim=True)
+    target_bt = torch.where(before_bt < 0, first_b1, before_bt)
+    seen_bt = fill_masked(values_bt, (kept_bt | (real_bt != 0)) & kept_bt.any(dim=1, keepdim=True))
+    return torch.zeros_like(values_bt).scatter_add(1, target_bt, seen_bt)
+
+
+def _centred(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values minus their mean, their mean), float64; outside the mask the first is of no meaning.
+
+    The mean of many equal float32 values is not that value, and a variance near 0 would make an advantage of
+    the difference. From one of them, equal values differ by exactly 0, and so does their mean.
+    """
+    wide = fill_masked(values, mask).double()
+    reference = wide[mask != 0][:1].sum()
+    shifted = wide - reference
+    mean = masked_mean(shifted, mask)
+    return shifted - mean, reference + mean
+
+
+def _variance(centred: torch.Tensor, mask: torch.Tensor, unbiased: bool) -> torch.Tensor:
+    count = (mask != 0).sum()
+    return masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)

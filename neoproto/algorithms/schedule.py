@@ -1,4 +1,4 @@
-"""The learning rate's course, as a pure function of the optimizer step."""
+"""The learning rate's course, as a pure function of the training step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ LR_KINDS: tuple[str, ...] = get_args(LRKind)
 def lr_multiplier(
     step: int, warmup_steps: int, total_steps: int, kind: str = "constant", min_ratio: float = 0.0
 ) -> float:
-    """What the base learning rate is multiplied by for optimizer step `step`.
+    """What the base learning rate is multiplied by for training step `step`.
+
+    A training step is one update on a batch: its optimizer steps (epochs x mini-batches) share one rate, as
+    in verl.
 
     Warm-up: (step + 1) / warmup_steps, so that step 0 already learns and the last warm-up step has the full
     rate. Then, with x = (step - warmup_steps) / (total_steps - warmup_steps):
@@ -25,9 +28,9 @@ def lr_multiplier(
     Later steps get `min_ratio` (constant: 1).
 
     Args:
-        step: optimizer steps already made, from 0.
+        step: training steps already made, from 0.
         warmup_steps: 0 for none.
-        total_steps: planned optimizer steps (training steps x epochs x mini-batches), > 0.
+        total_steps: planned training steps, > 0.
         kind: one of `LR_KINDS`.
         min_ratio: floor of the decay in [0, 1].
 

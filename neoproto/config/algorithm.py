@@ -24,9 +24,10 @@ class KlCtrlConfig(Section):
     kl_coef: NonNegative = 0.001
     """The weight, or where the adaptive one starts."""
     target_kl: Positive = 0.1
-    """adaptive: the KL to hold, per response."""
+    """adaptive: the KL to hold, in nats per token: the mean over a response's tokens, then over the responses
+    that are in the loss (verl's meaning; the paper's is the sum over a response)."""
     horizon: Count = 10000
-    """adaptive: samples over which the weight may double or halve, roughly."""
+    """adaptive: samples over which the weight may grow or fall by a fifth, roughly."""
 
 
 class RolloutCorrectionConfig(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -42,6 +43,15 @@ def _is_folder_name(value: str) -> str:
     return value
 
 
+def _is_date(value: str) -> str:
+    try:
+        if datetime.date.fromisoformat(value).isoformat() == value:
+            return value
+    except ValueError:
+        pass
+    raise PydanticCustomError("date", "wanted a date as 2026-12-31")
+
+
 def _at_most(limit: int) -> AfterValidator:
     """Bounds that only guard the arithmetic: in the descriptions of options they would be noise."""
 
@@ -69,6 +79,9 @@ Strings = Annotated[tuple[Text, ...], BeforeValidator(_as_strings, json_schema_i
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
 """A name that can stand in a path, an environment variable or a mesh name."""
+
+Date = Annotated[str, AfterValidator(_is_date)]
+"""A day, as 2026-12-31."""
 
 FolderName = Annotated[Plain, AfterValidator(_is_folder_name)]
 """One level of a path."""

@@ -29,7 +29,7 @@ class CriticConfig(Section):
     ppo_epochs: Count = 1
     """Passes over each training batch."""
     shuffle: bool = False
-    """Shuffle the batch before it is cut into mini batches."""
+    """Shuffle a batch's samples before it is cut into mini batches; else those of a prompt are in one."""
     cliprange_value: Positive = 0.5
     """How far a new value may move from the old one before the loss stops rewarding it."""
     loss_agg_mode: LossAggMode = "token-mean"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from neoproto.config.base import Count, Name, Section, Seed, Size, Strings
+from neoproto.config.base import Count, Date, Name, Section, Seed, Size, Strings
 
 
 class TaskConfig(Section):
@@ -51,3 +51,6 @@ class DataConfig(Section):
     """A system message before every prompt that does not begin with one of its own; null = none."""
     chat_template: Literal["auto", "plain"] = "auto"
     """auto = the tokenizer's own template (an error without one); plain = the messages' text, a line each."""
+    date: Date | None = None
+    """The day that a chat template is told which asks for it (`strftime_now`); null = the day of the run's
+    first start, also when it is resumed."""

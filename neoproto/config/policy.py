@@ -89,7 +89,7 @@ class ActorConfig(Section):
     ppo_epochs: Count = 1
     """Passes over each training batch."""
     shuffle: bool = False
-    """Shuffle the batch before it is cut into mini batches."""
+    """Shuffle a batch's samples before it is cut into mini batches; else those of a prompt are in one."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     """Which objective."""
     clip_ratio: Positive = 0.2

@@ -109,6 +109,9 @@ class TrainerConfig(Section):
     folder that holds a run is refused; path = from `resume_from_path`, in a new folder."""
     resume_from_path: Plain | None = None
     """A checkpoint's folder, or that of a run, whose newest is taken; needs `resume_mode=path`."""
+    accept_changed_code: bool = False
+    """true = resume although the reward, your estimator or your trainer loop is not the one that the
+    checkpoint was saved with; false = such a checkpoint is refused."""
     on_failure: Literal["fail", "restart"] = "fail"
     """When a process of the run dies or does not answer: fail = the run ends; restart = everything is started
     anew, from the last checkpoint."""

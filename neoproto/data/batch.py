@@ -236,7 +236,7 @@ class ColumnBatch:
             if len(index) != len(self):
                 raise ValueError(f"mask has {len(index)} entries for {len(self)} rows")
             return np.flatnonzero(index).astype(np.int64, copy=False)
-        if index.size and not np.issubdtype(index.dtype, np.integer):
+        if index.size and index.dtype.kind not in "iu":
             raise ValueError(f"row selection must be integers or booleans, got {index.dtype}")
         rows = index.astype(np.int64)
         outside = rows[(rows < -len(self)) | (rows >= len(self))]

@@ -9,6 +9,7 @@ one batch operation computes each distinct view once.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +49,11 @@ class View:
             # A backward slice of an array has negative strides, which torch does not take as an index.
             rows = rows if isinstance(rows, range) else rows.copy()
             return View(rows, parts)
-        rows = np.asarray(self.rows, dtype=np.int64)[index]
-        return View(rows, None if self.parts is None else self.parts[index])
+        parts = None if self.parts is None else self.parts[index]
+        if isinstance(self.rows, range):
+            # Not written out first: a few rows of a large batch must not cost what the batch has.
+            return View(self.rows.start + self.rows.step * index, parts)
+        return View(self.rows[index], parts)
 
     def same(self, other: View) -> bool:
         """Whether both name the same rows in the same order."""
@@ -112,7 +116,7 @@ class Column:
         return same and self.view.same(other.view)
 
     def with_view(self, view: View) -> Column:
-        return replace(self, view=view)
+        return Column(self.kind, self.dtype, self.row_shape, self.sources, view)
 
     def packed(self) -> Column:
         """The same rows with nothing else attached: unused sources dropped, inline rows gathered."""
@@ -182,6 +186,8 @@ def join_columns(name: str, columns: Sequence[Column], memo: dict[Any, View]) ->
         ValueError: they differ in row shape, or some are tensors and some arrays.
     """
     first = columns[0]
+    if len(columns) == 1:
+        return first
     if any(c.kind != first.kind or c.row_shape != first.row_shape for c in columns):
         found = ", ".join(f"{c.kind} {c.shape}" for c in columns)
         raise ValueError(f"cannot concat column {name!r}: {found}")
@@ -229,7 +235,7 @@ def materialize(columns: Mapping[str, Column], device: torch.device | None = Non
         store = store_of(requests[0][2])
         values = store.get_batch([request[2] for request in requests], rows=[r[3] for r in requests])
         for (name, part, _, _, spread), value in zip(requests, values, strict=True):
-            read[name, part] = value if spread is None else _gather(value, spread)
+            read[name, part] = value if spread is None else _repeated(value, spread)
     return {name: _assemble(name, column, read, device) for name, column in columns.items()}
 
 
@@ -246,15 +252,18 @@ def _assemble(
         pieces.append((value, where))
     if len(pieces) == 1:
         value = pieces[0][0]
-    elif column.kind == "tensor":
-        target = device or next((v.device for v, _ in pieces if isinstance(v, torch.Tensor)), None)
-        value = torch.empty(column.shape, dtype=column.dtype, device=target)
-        for piece, where in pieces:
-            value[torch.as_tensor(where, device=target)] = torch.as_tensor(piece).to(target, column.dtype)
     else:
-        value = np.empty(column.shape, dtype=column.dtype)
-        for piece, where in pieces:
-            value[where] = piece
+        # Joined, then put in order at once: a batch of thousands of chunks has as many pieces a column.
+        if column.kind == "tensor":
+            target = device or next((v.device for v, _ in pieces if isinstance(v, torch.Tensor)), None)
+            value = torch.cat([torch.as_tensor(piece).to(target, column.dtype) for piece, _ in pieces])
+        else:
+            value = np.concatenate([piece for piece, _ in pieces], dtype=column.dtype, casting="unsafe")
+        places = np.concatenate([where for _, where in pieces])
+        if not isinstance(_as_range(places), range):
+            order = np.empty_like(places)
+            order[places] = np.arange(len(places))
+            value = _gather(value, order)
     if isinstance(value, torch.Tensor):
         return value.to(device=device, dtype=column.dtype)
     return value if value.dtype == column.dtype else value.astype(column.dtype)
@@ -270,6 +279,18 @@ def _gather(value: Value, rows: Rows) -> Value:
     if isinstance(value, torch.Tensor):
         return value[torch.as_tensor(index, device=value.device)]
     return value[index]
+
+
+def _repeated(value: Value, rows: Rows) -> Value:
+    """`value[rows]`, where rows that occur again are copies: whoever changes one changes no other."""
+    chosen = _gather(value, rows)
+    if isinstance(chosen, np.ndarray) and chosen.dtype == object:
+        seen: set[int] = set()
+        for at, row in enumerate(np.asarray(rows).tolist()):
+            if row in seen:
+                chosen[at] = copy.deepcopy(chosen[at])
+            seen.add(row)
+    return chosen
 
 
 def _empty(column: Column) -> Value:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,40 @@ def vocabulary_size(model: str | Path, *, field: str = MODEL_FIELD) -> int | Non
     return size
 
 
+def end_token_ids(folder: Path, *, field: str = MODEL_FIELD) -> tuple[int, ...]:
+    """Tokens that end an answer by the model's own files, by the rule of transformers' generation: those of
+    `generation_config.json`; where it names none, those of `config.json`, or of its text part.
+
+    Numbers in `config.json` that are no token of the model, such as -1, stand for none.
+
+    Raises:
+        ConfigError: a file cannot be read, or names what is no number; `generation_config.json` names what is
+            no token of the model.
+    """
+    generation, config = folder / "generation_config.json", folder / "config.json"
+    known = vocabulary_size(folder, field=field)
+    listed = read_json_object(generation, field=field).get("eos_token_id") if generation.exists() else None
+    if listed is not None:
+        return _token_numbers(listed, generation, field, math.inf if known is None else known)
+    whole = read_json_object(config, field=field)
+    for part in (whole, *(whole.get(name) for name in ("decoder", "generator", "text_config"))):
+        if isinstance(part, dict) and part.get("eos_token_id") is not None:
+            numbers = _token_numbers(part["eos_token_id"], config, field, None)
+            return tuple(one for one in numbers if one >= 0 and (known is None or one < known))
+    return ()
+
+
+def _token_numbers(listed: Any, path: Path, field: str, below: float | None) -> tuple[int, ...]:
+    """One or several whole numbers; with `below`, from 0 to that."""
+    numbers = listed if isinstance(listed, list) else [listed]
+    if any(type(one) is not int or (below is not None and not 0 <= one < below) for one in numbers):
+        most = "" if below in (None, math.inf) else f" below {below} (vocab_size in config.json)"
+        raise ConfigError(
+            f"{field}: {path}: eos_token_id: token numbers{most} are needed, got {shown(listed)}"
+        )
+    return tuple(numbers)
+
+
 def count_parameters(folder: Path, *, field: str = MODEL_FIELD) -> int:
     """Numbers in the weight files, by their headers, no weight is read; of PyTorch's, bytes at four a number.
 
@@ -216,7 +251,7 @@ def _check_causal(folder: Path, field: str) -> None:
     kind = whole.get("model_type")
     if not isinstance(kind, str):
         raise ConfigError(f'{field}: {path}: model_type: a name such as "llama" is needed, got {shown(kind)}')
-    from transformers import AutoConfig, __version__
+    from transformers import AutoConfig, GenerationConfig, __version__
     from transformers.models.auto import modeling_auto
 
     # transformers counts encoders as causal too: with `is_decoder` they can be.
@@ -230,3 +265,24 @@ def _check_causal(folder: Path, field: str) -> None:
         AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the file is the user's, and each model's configuration has checks of its own
         raise ConfigError(f"{field}: {path} cannot be used: {one_line(error)}") from error
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        read_json_object(generation, field=field)
+        try:
+            with _no_warnings():
+                GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # as above: models are not loaded with one that is refused here
+            raise ConfigError(f"{field}: {generation} cannot be used: {one_line(error)}") from error
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Keep transformers' warnings of a file from the terminal; workers that load it log them."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

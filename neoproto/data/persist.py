@@ -3,8 +3,9 @@
     magic, header length, header (JSON), then each column's bytes
 
 Tensors of any dtype and arrays of numbers, text or times are stored as their bytes. Object columns and
-meta_info are stored as JSON with tags for what JSON lacks: tuples, bytes, NumPy's numbers, arrays, tensors.
-Anything else (a user's class, a function) is refused by name when saving: only a pickle could carry it.
+meta_info are stored as JSON with tags for what JSON lacks: tuples, bytes, dates and times, decimals, UUIDs,
+NumPy's numbers, arrays, tensors. Anything else (a user's class, a function) is refused by name when saving:
+only a pickle could carry it.
 """
 
 from __future__ import annotations
@@ -13,19 +14,26 @@ import base64
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import torch
 
 from neoproto.store import ValueInfo
 from neoproto.store.codec import decode, encode
+from neoproto.wording import cut, one_line
 
 _MAGIC = b"NEOPROTO\x01"
 _LENGTH = struct.Struct("<Q")
 _TAG = "$"
+DEEPEST = 100
+"""Levels of lists and objects in one another: pickles and JSON run out of stack at a few hundred."""
 
 
 def save(path: Path, columns: Mapping[str, Any], meta_info: Mapping[str, Any]) -> None:
@@ -43,7 +51,7 @@ def save(path: Path, columns: Mapping[str, Any], meta_info: Mapping[str, Any]) -
             data: Any = parts[0]
             entry.update(kind=info.kind, dtype=info.dtype, shape=list(info.shape))
         elif info.kind == "objects":
-            elements = [_to_json(v, f"{name}[{i}]") for i, v in enumerate(value.reshape(-1).tolist())]
+            elements = [to_plain(v, f"{name}[{i}]") for i, v in enumerate(value.reshape(-1).tolist())]
             data = json.dumps(elements).encode()
             entry.update(kind="objects", dtype="", shape=list(info.shape))
         else:
@@ -51,7 +59,7 @@ def save(path: Path, columns: Mapping[str, Any], meta_info: Mapping[str, Any]) -
         entry["nbytes"] = len(data)
         entries.append(entry)
         blobs.append(memoryview(data))
-    header = json.dumps({"columns": entries, "meta_info": _to_json(dict(meta_info), "meta_info")}).encode()
+    header = json.dumps({"columns": entries, "meta_info": to_plain(dict(meta_info), "meta_info")}).encode()
     scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with scratch.open("wb") as file:
@@ -76,20 +84,30 @@ def load(path: Path) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, A
         start = file.read(len(_MAGIC) + _LENGTH.size)
         if len(start) < len(_MAGIC) + _LENGTH.size or not start.startswith(_MAGIC):
             raise ValueError(f"{path} is not a saved batch")
-        text = file.read(_LENGTH.unpack(start[len(_MAGIC) :])[0])
+        what = "the header of the saved batch"
         try:
-            header = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: the header of the saved batch is damaged") from error
-        tensors: dict[str, Any] = {}
-        arrays: dict[str, Any] = {}
-        for entry in header["columns"]:
-            data = bytearray(file.read(entry["nbytes"]))
-            if len(data) != entry["nbytes"]:
-                raise ValueError(f"{path}: cut short inside column {entry['name']!r}")
-            target = tensors if entry["kind"] == "tensor" else arrays
-            target[entry["name"]] = _column(entry, data)
-    return (tensors, arrays), _from_json(header["meta_info"])
+            header = json.loads(file.read(_LENGTH.unpack(start[len(_MAGIC) :])[0]))
+            what = "the saved batch"
+            return _columns(header, file), _from_json(header["meta_info"])
+        except _DAMAGE as error:
+            raise ValueError(f"{path}: {what} is damaged: {one_line(error)}") from error
+
+
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""What a file that another program wrote, or changed, makes of reading it."""
+
+
+def _columns(header: Mapping[str, Any], file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors and arrays by name."""
+    tensors: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for entry in header["columns"]:
+        data = bytearray(file.read(entry["nbytes"]))
+        if len(data) != entry["nbytes"]:
+            raise ValueError(f"cut short inside column {entry['name']!r}")
+        target = tensors if entry["kind"] == "tensor" else arrays
+        target[entry["name"]] = _column(entry, data)
+    return tensors, arrays
 
 
 def _column(entry: Mapping[str, Any], data: bytearray) -> Any:
@@ -111,32 +129,104 @@ def _dense(kind: Any, dtype: str, shape: tuple[int, ...], data: bytearray) -> An
     return decode(info, (np.frombuffer(data, dtype=np.uint8),))
 
 
-def _to_json(value: Any, where: str) -> Any:
-    """What JSON can say, tagged where JSON has no word for it."""
+def to_plain(value: Any, where: str, depth: int = 0) -> Any:
+    """What JSON can say, tagged where JSON has no word for it. Equal values give equal JSON.
+
+    Args:
+        where: what the value is called, for messages.
+        depth: how many lists and objects it lies in.
+
+    Raises:
+        ValueError: only a pickle could save it, or it is nested too deeply for one; says where.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if depth >= DEEPEST and isinstance(value, list | tuple | dict):
+        raise ValueError(f"{cut(where, 60)} is nested more than {DEEPEST} levels deep")
     if type(value) is list:
-        return [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [to_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     if type(value) is dict:
         if all(type(key) is str for key in value) and _TAG not in value:
-            return {key: _to_json(item, f"{where}[{key!r}]") for key, item in value.items()}
-        items = [[_to_json(k, where), _to_json(v, f"{where}[{k!r}]")] for k, v in value.items()]
+            return {key: to_plain(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
+        items = [
+            [to_plain(k, where, depth + 1), to_plain(v, f"{where}[{k!r}]", depth + 1)]
+            for k, v in value.items()
+        ]
         return {_TAG: "dict", "items": items}
     if type(value) is tuple:
-        return {_TAG: "tuple", "items": [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+        items = [to_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return {_TAG: "tuple", "items": items}
     if type(value) is bytes:
         return {_TAG: "bytes", "data": base64.b64encode(value).decode()}
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return _tagged_array(value, where)
+        return _tagged_array(value, where, depth)
+    if (tagged := _tagged_text(value)) is not None:
+        return tagged
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise ValueError(f"{where} is a {kind}: only a pickle could save it, and pickles are not written")
 
 
-def _tagged_array(value: Any, where: str) -> Any:
+def json_text(value: Any, where: str = "value") -> str:
+    """`to_plain` as a text that does not depend on the order of keys that are texts; tuples are lists in it.
+
+    Raises:
+        ValueError: as `to_plain`.
+    """
+    try:
+        text = json.dumps(value, sort_keys=True, default=lambda one: to_plain(one, where))
+    except (TypeError, ValueError, RecursionError):  # keys of several kinds, what cannot be saved, too deep
+        return json.dumps(to_plain(value, where), sort_keys=True)
+    if text.count("[") + text.count("{") > DEEPEST:  # else it cannot be too deep
+        to_plain(value, where)
+    return text
+
+
+def _tagged_text(value: Any) -> dict[str, Any] | None:
+    """Dates, times, decimals and UUIDs by what Python writes them as; None for anything else.
+
+    Subclasses that know no more than the standard's classes (pandas' without nanoseconds) are saved as these.
+    """
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
+        return None
+    if isinstance(value, datetime):
+        # By its instant and the zone's name: an offset alone would lose which zone it was.
+        zone = getattr(value.tzinfo, "key", None) or getattr(value.tzinfo, "zone", None)
+        return {_TAG: "datetime", "text": value.isoformat(), "zone": zone}
+    if isinstance(value, date):
+        return {_TAG: "date", "text": value.isoformat()}
+    if type(value) is time:
+        return {_TAG: "time", "text": value.isoformat()}
+    if isinstance(value, timedelta):
+        return {_TAG: "timedelta", "text": f"{value.days} {value.seconds} {value.microseconds}"}
+    if type(value) is Decimal:
+        return {_TAG: "decimal", "text": str(value)}
+    if type(value) is UUID:
+        return {_TAG: "uuid", "text": str(value)}
+    return None
+
+
+def _timedelta(text: str) -> timedelta:
+    days, seconds, microseconds = map(int, text.split())
+    return timedelta(days, seconds, microseconds)
+
+
+_OF_TEXT: Mapping[str, Callable[[str], Any]] = {
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": _timedelta,
+    "decimal": Decimal,
+    "uuid": UUID,
+}
+
+
+def _tagged_array(value: Any, where: str, depth: int) -> Any:
     scalar = isinstance(value, np.generic)
     info, parts = encode(np.asarray(value) if scalar else value)
     if info.kind == "objects" or (isinstance(value, np.ndarray) and value.dtype == object):
-        items = [_to_json(item, f"{where}[{i}]") for i, item in enumerate(value.reshape(-1).tolist())]
+        items = [
+            to_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value.reshape(-1).tolist())
+        ]
         return {_TAG: "objects", "shape": list(value.shape), "items": items}
     if info.kind == "object":
         raise ValueError(f"{where}: a {type(value).__name__} of this dtype or layout cannot be saved")
@@ -164,6 +254,9 @@ def _from_json(value: Any) -> Any:
         return base64.b64decode(value["data"])
     if tag == "objects":
         return _elements(value["items"], value["shape"])
+    if tag in _OF_TEXT:
+        read = _OF_TEXT[tag](value["text"])
+        return read.astimezone(ZoneInfo(value["zone"])) if value.get("zone") else read
     kind = "array" if tag == "scalar" else tag
     dense = _dense(kind, value["dtype"], tuple(value["shape"]), bytearray(base64.b64decode(value["data"])))
     return dense[()] if tag == "scalar" else dense

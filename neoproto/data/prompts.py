@@ -7,9 +7,10 @@ Rows come from `read_rows` (files) or `rows_from_dicts` (a task).
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,9 +28,10 @@ from neoproto.data.model_files import (
     read_model_config,
     vocabulary_size,
 )
+from neoproto.data.persist import json_text
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
-from neoproto.wording import Problems, one_line
+from neoproto.wording import Problems, one_line, shown
 
 __all__ = [
     "PLAIN_TEMPLATE",
@@ -38,15 +40,22 @@ __all__ = [
     "PromptLoader",
     "PromptRow",
     "Truncation",
+    "asks_for_date",
     "check_model_folder",
     "encode_prompts",
+    "ending",
     "load_tokenizer",
     "read_rows",
     "rows_from_dicts",
+    "today",
 ]
 
 Truncation = Literal["error", "left", "right", "filter"]
 PLAIN_TEMPLATE = "plain"
+JUDGED_BY = ("data_source", "reward_model", "extra_info")
+"""What of a row a reward is told, beside the answer."""
+KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Roles that a message may have whatever the chat template; how it writes them is the template's business."""
 
 
 def load_tokenizer(path: str | Path, *, field: str = MODEL_FIELD) -> Any:
@@ -124,6 +133,7 @@ class EncodedPrompts:
         truncated: rows cut to the limit.
         max_prompt_length: width P of the batches.
         pad_token_id: what batches are padded with.
+        date: the day that their chat template was told; None if it does not ask for one.
     """
 
     rows: tuple[PromptRow, ...]
@@ -132,6 +142,7 @@ class EncodedPrompts:
     truncated: int
     max_prompt_length: int
     pad_token_id: int
+    date: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -168,6 +179,14 @@ class EncodedPrompts:
             digest.update(f"{row.uid}\0{','.join(map(str, ids))}\n".encode())
         return digest.hexdigest()
 
+    def judged(self) -> dict[str, str]:
+        """For each column that answers are judged by, what changes when a value in it changes."""
+        digests = {name: hashlib.blake2b(digest_size=16) for name in JUDGED_BY}
+        for row in self.rows:
+            for name, digest in digests.items():
+                digest.update(f"{json_text(getattr(row, name))}\n".encode())
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
 
 def encode_prompts(
     rows: Sequence[PromptRow],
@@ -176,8 +195,12 @@ def encode_prompts(
     truncation: Truncation = "error",
     chat_template: str | None = None,
     vocab_size: int | None = None,
+    date: str | None = None,
 ) -> EncodedPrompts:
     """Render the messages with the chat template, generation prompt included, and tokenise them.
+
+    A row that ends with the assistant's message asks for its continuation: the template's end of that turn is
+    left out, as transformers' `continue_final_message` does.
 
     Args:
         rows: the prompts.
@@ -189,12 +212,13 @@ def encode_prompts(
             newlines, with the special tokens that the tokenizer adds to any text. Anything else: a Jinja
             template.
         vocab_size: how many tokens the model knows; None: not looked at.
+        date: the day, as 2026-12-31, that the template is told if it asks for one; None: today.
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
-            prompt that cannot be tokenised; prompts without tokens, or with some that the model does not
-            know; with `error`, prompts that are too long (how many, and where the first is and its length);
-            with `filter`, no prompt left.
+            role that neither `KNOWN_ROLES` nor the template has; a prompt that cannot be tokenised; prompts
+            without tokens, or with some that the model does not know; with `error`, prompts that are too long
+            (how many, and where the first is and its length); with `filter`, no prompt left.
     """
     if truncation not in get_args(Truncation):
         raise ConfigError(
@@ -205,7 +229,8 @@ def encode_prompts(
             f"data.chat_template: the tokenizer in {tokenizer.name_or_path} has no chat template; "
             f"data.chat_template={PLAIN_TEMPLATE} joins the messages' contents by newlines instead"
         )
-    encoded = _tokenise(rows, tokenizer, chat_template)
+    told = (date or today()) if asks_for_date(tokenizer, chat_template) else None
+    encoded = _tokenise(rows, tokenizer, chat_template, told)
     _refuse_unknown_tokens(rows, encoded, tokenizer, vocab_size)
     over = [index for index, ids in enumerate(encoded) if len(ids) > max_prompt_length]
     if over and truncation == "error":
@@ -223,6 +248,7 @@ def encode_prompts(
         truncated=len(over) if truncation in ("left", "right") else 0,
         max_prompt_length=max_prompt_length,
         pad_token_id=int(tokenizer.pad_token_id),
+        date=told,
     )
 
 
@@ -251,7 +277,7 @@ class PromptLoader:
             )
         self._encoded, self._batch_size, self._shuffle, self._seed = encoded, batch_size, shuffle, seed
         self._epoch = self._position = 0
-        self._fingerprint: str | None = None  # of all prompts: made once, when it is first asked for
+        self._of_rows: dict[str, Any] | None = None  # of all prompts: made once, when it is first asked for
         self._order = self._permutation()
 
     @property
@@ -277,27 +303,40 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data, of plain types."""
-        if self._fingerprint is None:
-            self._fingerprint = self._encoded.fingerprint()
+        if self._of_rows is None:
+            self._of_rows = {"fingerprint": self._encoded.fingerprint(), "judged": self._encoded.judged()}
         return {
             "epoch": self._epoch,
             "position": self._position,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "fingerprint": self._fingerprint,
+            "date": self._encoded.date,
+            **self._of_rows,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The batch size may differ, the data and their order may not.
 
+        A state without `judged`, of an earlier version, says nothing of how the rows were judged.
+
         Raises:
-            ConfigError: the data, `seed` or `shuffle` are not those of the state.
+            ConfigError: the data, what they are judged by, `seed` or `shuffle` are not those of the state.
         """
         mine = self.state_dict()
+        there, here = state.get("date"), mine["date"]
+        if there and here and there != here:
+            raise ConfigError(f"data.date: got {here}, but the saved position is of prompts told {there}")
         differing = [key for key in ("fingerprint", "seed", "shuffle") if state[key] != mine[key]]
         if differing:
-            shown = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
-            raise ConfigError(f"the saved position is of other training data: {shown}")
+            listed = ", ".join(f"{key} {state[key]!r} there, {mine[key]!r} here" for key in differing)
+            told = f"; they are told the date {here}, data.date names another" if here and not there else ""
+            raise ConfigError(f"the saved position is of other training data: {listed}{told}")
+        before = state.get("judged", mine["judged"])
+        if others := [name for name in JUDGED_BY if before.get(name) != mine["judged"][name]]:
+            raise ConfigError(
+                f"the saved position is of rows that were judged otherwise: {', '.join(others)} of some row "
+                "is not what it was; a new run can start from the trained model (neoproto.export)"
+            )
         self._epoch, self._position = int(state["epoch"]), int(state["position"])
         self._order = self._permutation()
 
@@ -308,11 +347,15 @@ class PromptLoader:
         return order
 
 
-def _tokenise(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[list[int]]:
+def _tokenise(
+    rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None, date: str | None
+) -> list[list[int]]:
     if not rows:
         raise ConfigError("there are no prompts")
     plain = chat_template == PLAIN_TEMPLATE
-    texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template)
+    if not plain:
+        _refuse_unknown_roles(rows, tokenizer, chat_template)
+    texts = [_joined(row) for row in rows] if plain else _rendered(rows, tokenizer, chat_template, date)
     try:
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=plain)["input_ids"]
     except Exception:  # the files are the user's, and `tokenizers` raises bare Exception
@@ -333,15 +376,40 @@ def _try_tokenising(row: PromptRow, text: str, tokenizer: Any, plain: bool) -> N
 
 
 def _joined(row: PromptRow) -> str:
-    return "\n".join(message["content"] for message in row.messages)
+    return "\n".join(message["content"] for message in row.messages if "content" in message)
 
 
-def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> list[str]:
+def ending(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """How a chat template is to end a prompt: with the beginning of the assistant's turn, or inside the one
+    that the last message has begun, which the answer then continues."""
+    continues = messages[-1]["role"] == "assistant"
+    return {"add_generation_prompt": not continues, "continue_final_message": continues}
+
+
+def asks_for_date(tokenizer: Any, chat_template: str | None = None) -> bool:
+    """Whether the chat template (see `encode_prompts`) asks for the date, as Llama 3's does."""
+    source = chat_template or getattr(tokenizer, "chat_template", None)
+    return chat_template != PLAIN_TEMPLATE and "strftime_now" in str(source)
+
+
+def today() -> str:
+    return datetime.date.today().isoformat()
+
+
+def _rendered(
+    rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None, date: str | None
+) -> list[str]:
+    """Each row's messages by the template, all on one day: prompts must not change at midnight."""
+    clock = {} if date is None else {"strftime_now": datetime.datetime.fromisoformat(date).strftime}
     texts = []
     for row in rows:
         try:
             text = tokenizer.apply_chat_template(
-                list(row.messages), chat_template=chat_template, add_generation_prompt=True, tokenize=False
+                list(row.messages),
+                chat_template=chat_template,
+                tokenize=False,
+                **ending(row.messages),
+                **clock,
             )
         except Exception as error:  # a template is a program of the user's
             raise ConfigError(
@@ -349,6 +417,21 @@ def _rendered(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | No
             ) from error
         texts.append(str(text))
     return texts
+
+
+def _refuse_unknown_roles(rows: Sequence[PromptRow], tokenizer: Any, chat_template: str | None) -> None:
+    """Templates pass over a role that they do not know, or write it down as if the model knew it."""
+    source = str(chat_template or tokenizer.chat_template)
+    problems = Problems()
+    for row in rows:
+        for index, message in enumerate(row.messages):
+            role = message["role"]
+            if role not in KNOWN_ROLES and f"'{role}'" not in source and f'"{role}"' not in source:
+                problems.add(
+                    f"{row.origin}: prompt[{index}].role: {', '.join(KNOWN_ROLES)}, or one that the chat "
+                    f"template names, is needed, got {shown(role)}"
+                )
+    problems.raise_any()
 
 
 def _refuse_unknown_tokens(

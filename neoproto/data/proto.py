@@ -26,7 +26,8 @@ class DataProto(ColumnBatch):
 
     Tensors are reached through `batch`, arrays through `non_tensor_batch`, either by `data[key]`. With a
     store active (see `neoproto.store`) new columns go there, all of a call in one put, and the batch holds
-    references. What is read from the store is a copy: to change a column, assign it.
+    references. What is read from the store is a copy, of each row its own: to change a column, assign it.
+    Columns that are not in a store are handed out themselves, as verl does.
 
     Attributes:
         meta_info: what concerns the whole batch. Derived batches get a deep copy.

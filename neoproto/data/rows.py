@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.data.paths import user_path, wrong_kind
+from neoproto.data.persist import json_text
 from neoproto.errors import ConfigError
 from neoproto.wording import Problems, one_line, shown
 
@@ -27,7 +28,8 @@ class PromptRow:
     Attributes:
         uid: names the row; unique in its data set and the same in every run, since sampling seeds derive
             from it.
-        messages: chat messages, each with `role` and `content`.
+        messages: chat messages, each with `role` and `content`, but for one with `tool_calls` alone; a key
+            that is null is left out.
         data_source: where the row comes from; validation figures are reported by it.
         reward_model: `style` (which built-in judge suits) and `ground_truth`.
         extra_info: whatever else the reward function needs.
@@ -35,7 +37,7 @@ class PromptRow:
     """
 
     uid: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     data_source: str
     reward_model: dict[str, Any]
     extra_info: dict[str, Any]
@@ -53,7 +55,8 @@ def read_rows(files: Sequence[str | Path], *, field: str = "data.train_files") -
     """Read prompt rows from `.parquet` files and JSON Lines files (`.jsonl`, `.json`), in order.
 
     A row has `prompt` (chat messages), `data_source`, `reward_model` (`style`, `ground_truth`) and, if
-    wanted, `extra_info`. Blank lines are skipped.
+    wanted, `extra_info`. Blank lines are skipped. A key of a message that is null is absent, at any depth: a
+    Parquet file has every key in every message.
 
     Args:
         files: paths.
@@ -126,9 +129,20 @@ def _file_problem(path: Path) -> str | None:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """File names, or whole paths where two names are equal."""
-    names = [path.name for path in paths]
-    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    """File names; with as many folders before them as it takes where names are equal.
+
+    The folders above these do not matter: rows keep their uids when the files are moved together.
+    """
+    whole = [path.absolute().parts for path in paths]
+    names = []
+    for parts in whole:
+        length = next(
+            length
+            for length in range(1, len(parts) + 1)
+            if sum(other[-length:] == parts[-length:] for other in whole) == 1
+        )
+        names.append("/".join(parts[-length:]))
+    return names
 
 
 def _parquet_rows(path: Path, name: str, problems: Problems) -> Iterator[_RawRow]:
@@ -227,12 +241,19 @@ def _checked(raw: _RawRow, problems: Problems) -> PromptRow | None:
     values = raw.values
     return PromptRow(
         uid=str(values.get("uid") or raw.uid),
-        messages=tuple(dict(message) for message in values["prompt"]),
+        messages=tuple(_without_nulls(message) for message in values["prompt"]),
         data_source=values["data_source"],
         reward_model=dict(values["reward_model"]),
         extra_info=dict(values.get("extra_info") or {}),
         origin=raw.origin,
     )
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without keys whose value is None; items of lists stay, which of them is which may count."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _row_problems(values: Any) -> Iterator[str]:
@@ -253,19 +274,40 @@ def _row_problems(values: Any) -> Iterator[str]:
     extra = values.get("extra_info")
     if extra is not None and not isinstance(extra, Mapping):
         yield f"extra_info: an object is needed, got {shown(extra)}"
+    for column in ("prompt", "reward_model", "extra_info"):
+        try:
+            json_text(values.get(column), column)
+        except ValueError as error:
+            yield one_line(error)
 
 
 def _message_problems(prompt: Any) -> Iterator[str]:
     if not isinstance(prompt, list) or not prompt:
         yield f'prompt: a list of messages {{"role": "user", "content": "…"}} is needed, got {shown(prompt)}'
         return
+    found = False
     for index, message in enumerate(prompt):
         if not isinstance(message, Mapping):
+            found = True
             yield f"prompt[{index}]: an object with role and content is needed, got {shown(message)}"
             continue
         for key in ("role", "content"):
+            if key == "content" and message.get(key) is None and message.get("tool_calls"):
+                continue  # the assistant called tools and said nothing
             if not isinstance(message.get(key), str):
+                found = True
                 yield f"prompt[{index}].{key}: a string is needed, got {shown(message.get(key))}"
+    if not found:
+        yield from _question_problems(prompt)
+
+
+def _question_problems(prompt: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if all(message["role"] in ("system", "developer") for message in prompt):
+        yield "prompt: nothing is asked, all messages are of the system"
+    elif not any(message.get("content") for message in prompt):
+        yield "prompt: nothing is asked, all messages are empty"
+    elif prompt[-1]["role"] == "assistant" and prompt[-1].get("tool_calls"):
+        yield "prompt: an answer continues the assistant's last message, and cannot continue its tool_calls"
 
 
 def _reward_problems(reward_model: Any) -> Iterator[str]:

@@ -25,6 +25,7 @@ examples:
 
 Prints mean@n, pass@k and maj@n, and writes them (eval.json) with every answer (validation/step_0.jsonl) to
 its folder, outputs/PROJECT/eval/TIME unless runtime.run_dir names another. dry_run=true only checks.
+maj@n needs a reward function of your own to return 'pred', what an answer counts as in a vote.
 """
 
 ALIASES = {"model": "actor_rollout_ref.model.path", "n": "actor_rollout_ref.rollout.val_kwargs.n"}

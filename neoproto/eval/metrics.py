@@ -6,8 +6,7 @@ is resampled.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
@@ -17,11 +16,12 @@ class Answer:
     """One answer.
 
     Attributes:
-        vote: what it counts as in a vote: equal votes are one answer.
+        vote: what it counts as in a vote: equal votes are one answer; "" is an answer that says nothing, and
+            None one whose vote is not known.
         accuracy: whether it is right, in [0, 1].
     """
 
-    vote: Hashable
+    vote: str | None
     accuracy: float
 
 
@@ -39,11 +39,15 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Answer]) -> float:
-    """Accuracy of the answer given most often; the mean of those that tie, each by its own mean accuracy."""
-    counts = Counter(answer.vote for answer in answers)
-    most = max(counts.values())
-    winners = [vote for vote, count in counts.items() if count == most]
-    return sum(mean([one.accuracy for one in answers if one.vote == vote]) for vote in winners) / len(winners)
+    """Accuracy of the answer given most often; the mean of those that tie, each by its own mean accuracy.
+
+    Answers that say nothing, or whose vote is not known, count as one answer.
+    """
+    ballots: dict[str, list[float]] = {}
+    for answer in answers:
+        ballots.setdefault(answer.vote or "", []).append(answer.accuracy)
+    most = max(map(len, ballots.values()))
+    return mean([mean(accuracies) for accuracies in ballots.values() if len(accuracies) == most])
 
 
 def mean(values: Sequence[float]) -> float:
@@ -56,7 +60,7 @@ def sizes(n: int) -> list[int]:
 
 
 def answer_metrics(groups: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
-    """`mean@n`, `pass@k` and `maj@n` over questions.
+    """`mean@n`, `pass@k` and `maj@n` over questions; no `maj@n` where no answer's vote is known.
 
     Args:
         groups: the answers to each question, as many to each.
@@ -72,5 +76,6 @@ def answer_metrics(groups: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
     figures = {f"mean@{n}": mean([mean([one.accuracy for one in answers]) for answers in groups.values()])}
     if n > 1:
         figures |= {f"pass@{k}": mean([pass_at_k(n, count, k) for count in right]) for k in sizes(n)}
-        figures[f"maj@{n}"] = mean([majority(answers) for answers in groups.values()])
+        if any(answer.vote is not None for answers in groups.values() for answer in answers):
+            figures[f"maj@{n}"] = mean([majority(answers) for answers in groups.values()])
     return figures

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
 
 from actors.reward import RewardWorker
-from actors.rewards import check_rows, find_last_number
+from actors.rewards import check_rows
 from actors.rollout import RolloutWorker
 from actors.rollout_options import check_servable, rollout_env
 from meshes.topology import compile_topology
@@ -26,12 +26,13 @@ from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.run import options
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import EPOCH, holds_run, open_run_log, run_folder, write_config
+from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
     Stage,
     check_reward_function,
+    dated,
     encode,
     eos_token_ids,
     load_rows,
@@ -42,7 +43,13 @@ from neoproto.run.recipes import torch_env
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
 from neoproto.runtime.placement import DeviceType, Placement, placement_table
 from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.validation import ValidationSample, validate, validation_passes, write_samples
+from neoproto.trainer.validation import (
+    ValidationSample,
+    failure_metrics,
+    validate,
+    validation_passes,
+    write_samples,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +57,11 @@ class PreparedEval:
     """An evaluation whose inputs have been checked.
 
     Attributes:
+        config: with the day in it that the chat template is told, if it asks for one.
         rollout, reward: the workers to start.
     """
 
+    config: RunConfig
     prompts: EncodedPrompts
     rollout: ClassWithInitArgs
     reward: ClassWithInitArgs
@@ -82,14 +91,21 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     (model,) = placement.models_of("rollout")
     prepared = prepare(config, model.device_type, console.stage)
     with run_folder(config) as folder:
-        write_config(folder, config)
+        write_config(folder, prepared.config)
         open_run_log(folder / "run.log")
         console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
         samples = answer(config, prepared, placement, folder, console)
         write_samples(folder / "validation", 0, samples)
-        figures = metrics_of(config, samples)
-        (folder / "eval.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        figures = metrics_of(samples)
+        failures = failure_metrics(samples)
+        written = json.dumps(figures | failures, indent=2) + "\n"
+        (folder / "eval.json").write_text(written, encoding="utf-8")
     console.table(table_of(figures))
+    if failures:
+        count, log = int(sum(failures.values())), folder / "logs" / "reward" / "rank0.log"
+        console.say(f"note: {count} of {len(samples)} answers got no score and count as wrong: {log}")
+    for name in without_majority(figures):
+        console.say(f"note: {name} has no maj@n: the reward function returns no 'pred', what is voted on")
     console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")
     return figures
 
@@ -174,11 +190,13 @@ def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval
     )
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
+        config = dated(config, tokenizer, partial(earlier_date, config))
         prompts = encode(config, rows.val, tokenizer)
     ends = eos_token_ids(model_dir, tokenizer)
     rollout = options.rollout_options(config, model_dir, device, ends, int(tokenizer.pad_token_id))
     env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
     return PreparedEval(
+        config=config,
         prompts=prompts,
         rollout=ClassWithInitArgs(RolloutWorker, rollout, env=env),
         reward=ClassWithInitArgs(
@@ -247,14 +265,13 @@ def start(runtime: Runtime, prepared: PreparedEval, placement: Placement, timeou
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def metrics_of(config: RunConfig, samples: Sequence[ValidationSample]) -> dict[str, float]:
+def metrics_of(samples: Sequence[ValidationSample]) -> dict[str, float]:
     """`{data source}/{pass}/{metric}`: the pass is `greedy` or `sampled`, metrics as of `answer_metrics`."""
     groups: dict[str, dict[str, list[Answer]]] = {}
     for sample in samples:
         way = "greedy" if sample.label == "greedy" else "sampled"
         by_question = groups.setdefault(f"{sample.data_source}/{way}", {})
-        vote = vote_of(config.reward.name, sample.answer)
-        by_question.setdefault(sample.uid, []).append(Answer(vote=vote, accuracy=sample.accuracy))
+        by_question.setdefault(sample.uid, []).append(Answer(vote=sample.vote, accuracy=sample.accuracy))
     return {
         f"{name}/{metric}": value
         for name, by_question in sorted(groups.items())
@@ -262,10 +279,10 @@ def metrics_of(config: RunConfig, samples: Sequence[ValidationSample]) -> dict[s
     }
 
 
-def vote_of(reward: str, text: str) -> Hashable:
-    """What an answer counts as: its last number where that is what is judged, else its text."""
-    number: Any = find_last_number(text) if reward == "last_number" else None
-    return text.strip() if number is None else number
+def without_majority(figures: Mapping[str, float]) -> list[str]:
+    """`{data source}/{pass}` that have `pass@k`, of several answers a question, and no `maj@n`."""
+    several = {name.rpartition("/")[0] for name in figures if "/pass@" in name}
+    return sorted(several - {name.rpartition("/")[0] for name in figures if "/maj@" in name})
 
 
 def table_of(figures: dict[str, float]) -> Table:

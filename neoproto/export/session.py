@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 from actors.checkpoint_reading import open_checkpoint, read_checkpoint
 from actors.checkpoint_state import training_parts
 from actors.ranks import Ranks
-from actors.torch_model import ModelOptions, load_model, save_hf_folder
+from actors.torch_model import ModelOptions, check_savable, load_model, save_hf_folder
 from neoproto.config import RunConfig, load_config
+from neoproto.data.model_files import MODEL_FIELD
 from neoproto.errors import ConfigError
 from neoproto.report.reading import check_folder, read_config
 from neoproto.run.folder import CONFIG, MODEL
@@ -48,6 +49,7 @@ def export(run_dir: Path, target: Path, step: int | None = None) -> int:
     if damaged := problems(checkpoint):
         raise ConfigError(*damaged)
     source = model_folder(config, rows_of(config), _quietly)
+    check_savable(source, field=MODEL_FIELD)
     # One rank, without a process group: pieces of all ranks are read into one model.
     ranks = Ranks()
     _no_progress_bars()

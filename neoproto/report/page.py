@@ -109,7 +109,10 @@ class Axes:
 
 
 def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, Any]:
-    """A panel and its curves: run, line, axis, values, and a band's lower and upper edge."""
+    """A panel and its curves: run, line, axis, values, and a band's lower and upper edge.
+
+    `zero`: they say nothing but 0, and the panel is drawn on request.
+    """
     curves, most = [], points_for(len(runs))
     for run_number, run in enumerate(runs):
         for line_number, line in enumerate(panel.lines):
@@ -133,11 +136,18 @@ def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, A
         "help": panel.help,
         "stacked": panel.kind == "stacked",
         "log": panel.log,
+        "zero": is_zero([one for curve in curves for one in (curve, *curve.get("band", []))]),
         "lines": [
             {"label": line.label, "markers": line.markers, "metric": line.metric} for line in panel.lines
         ],
         "curves": curves,
     }
+
+
+def is_zero(curves: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all that can be drawn is 0."""
+    values = [value for curve in curves for value in curve["y"] if math.isfinite(value)]
+    return bool(values) and not any(values)
 
 
 def metric_data(runs: Sequence[RunData], axes: Axes) -> dict[str, list[Any]]:

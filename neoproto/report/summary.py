@@ -19,11 +19,18 @@ ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure of a run: NaN where it has none."""
+    """One figure of a run: NaN where it has none.
+
+    Attributes:
+        value: the last one, of what is measured more than once.
+        first, best: of such a figure: where it began, and the highest.
+    """
 
     name: str
     unit: str
     value: float
+    first: float | None = None
+    best: float | None = None
 
 
 def figures(run: RunData) -> list[Figure]:
@@ -38,11 +45,15 @@ def figures(run: RunData) -> list[Figure]:
         if name.startswith("val-core/"):
             values = [value for value in curve.values() if math.isfinite(value)]
             short = name.removeprefix("val-core/").replace("/acc/", ", ")
-            for what, pick in (("first", 0), ("last", -1)):
-                value = values[pick] if values else math.nan
-                found.append(Figure(name=f"Validation {short}, {what}", unit="", value=value))
-            best = max(values, default=math.nan)
-            found.append(Figure(name=f"Validation {short}, best", unit="", value=best))
+            found.append(
+                Figure(
+                    name=f"Validation {short}",
+                    unit="",
+                    value=values[-1] if values else math.nan,
+                    first=values[0] if values else math.nan,
+                    best=max(values, default=math.nan),
+                )
+            )
     wall = max((value for value in run.seconds.values() if math.isfinite(value)), default=math.nan)
     found += [
         Figure(name="Wall time of the loop", unit="s", value=wall),
@@ -69,7 +80,10 @@ def figures(run: RunData) -> list[Figure]:
 
 
 def figure_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """One row a figure, with a value for each run; rows without any value are left out."""
+    """One row a figure, with a value for each run; rows without any value are left out.
+
+    `first` and `best` are as `values`, or None if the figure has none in any run.
+    """
     by_run = [{figure.name: figure for figure in figures(run)} for run in runs]
     names = list(dict.fromkeys(name for one in by_run for name in one))
     rows = []
@@ -77,7 +91,11 @@ def figure_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
         values = [one[name].value if name in one else math.nan for one in by_run]
         if any(map(math.isfinite, values)):
             unit = next(one[name].unit for one in by_run if name in one)
-            rows.append({"name": name, "unit": unit, "values": values})
+            row: dict[str, Any] = {"name": name, "unit": unit, "values": values}
+            for what in ("first", "best"):
+                more = [getattr(one[name], what) if name in one else None for one in by_run]
+                row[what] = None if all(one is None for one in more) else more
+            rows.append(row)
     return rows
 
 

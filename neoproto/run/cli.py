@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neoproto.config import CONFIG_NAMES
+from neoproto.data.user_code import is_signal, noted_interrupts, told_exit
 from neoproto.errors import ConfigError, NeoProtoError, StackError
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import Terminated
@@ -88,25 +89,32 @@ def main(argv: Sequence[str], own_loop: Loop | None = None) -> int:
 
 def guarded(command: Callable[[], int]) -> int:
     """The exit code of a command; what it raises becomes a line on stderr and the code that goes with it."""
-    try:
-        return command()
-    except ConfigError as error:
-        return complain(listed(error), 2)
-    except StackError as error:
-        return complain(f"error: {error}", 2)
-    except KeyboardInterrupt:
-        return complain(f"interrupted; everything of the run is closed{resume_hint()}", 128 + signal.SIGINT)
-    except Terminated as error:
-        return complain(
-            f"ended by {error.signal_name}; everything of the run is closed{resume_hint()}",
-            int(error.code or 1),
-        )
-    except NeoProtoError as error:
-        log.error("the run failed", exc_info=error)
-        return complain(f"error: {first_line(error)}{log_hint()}", 1)
-    except Exception as error:  # the outermost boundary: the traceback goes to the run's log
-        log.error("the run failed", exc_info=error)
-        return complain(f"error: {type(error).__name__}: {first_line(error)}{log_hint()}", 1)
+    with noted_interrupts():
+        try:
+            return command()
+        except ConfigError as error:
+            return complain(listed(error), 2)
+        except StackError as error:
+            return complain(f"error: {error}", 2)
+        except Terminated as error:
+            return complain(
+                f"ended by {error.signal_name}; everything of the run is closed{resume_hint()}",
+                int(error.code or 1),
+            )
+        except NeoProtoError as error:
+            log.error("the run failed", exc_info=error)
+            return complain(f"error: {first_line(error)}{log_hint()}", 1)
+        except Exception as error:  # the outermost boundary: the traceback goes to the run's log
+            log.error("the run failed", exc_info=error)
+            return complain(f"error: {type(error).__name__}: {first_line(error)}{log_hint()}", 1)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and is_signal(error):
+                return complain(
+                    f"interrupted; everything of the run is closed{resume_hint()}", 128 + signal.SIGINT
+                )
+            # Code of a user's raised it, in a task of its own perhaps: the run did not come to its end.
+            log.error("the run failed", exc_info=error)
+            return complain(f"error: the run was left by {told_exit(error)}{log_hint()}", 1)
 
 
 def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
@@ -126,10 +134,12 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
     if options.cfg:
         return 0
     check_stack()
+    from neoproto.run.process import collect_garbage_rarely
     from neoproto.run.session import dry_run, run
 
+    collect_garbage_rarely()
     if config.dry_run:
-        dry_run(config)
+        dry_run(config, own_loop=own_loop)
     else:
         run(config, own_loop=own_loop)
     return 0

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 import yaml
@@ -21,10 +22,11 @@ from neoproto.config import RunConfig
 from neoproto.config.saved import to_yaml
 from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.report.reading import read_config
 from neoproto.runtime.logfile import LogFileHandler
-from neoproto.trainer.checkpoint import sync, write_synced
+from neoproto.trainer.checkpoint import Checkpoint, sync, write_synced
 from neoproto.trainer.history import METRICS
-from neoproto.trainer.resume import named_damage
+from neoproto.trainer.resume import named_damage, read_state
 from neoproto.wording import first_line
 
 CONFIG, LOCK, EPOCH, COMPLETE = "config.yaml", "run.lock", "weight_epoch", "complete.json"
@@ -106,6 +108,23 @@ def unused(parent: Path, name: str) -> Path:
     """`parent/name`, or with a number behind it where two runs start in one second."""
     candidates = (parent / (f"{name}_{number}" if number else name) for number in range(1000))
     return next(path for path in candidates if not path.exists())
+
+
+def earlier_date(config: RunConfig, checkpoint: Checkpoint | None = None) -> str | None:
+    """The day that the prompts of an earlier start were told.
+
+    The run's folder says it, or the checkpoint that the run begins with; None if neither does.
+
+    Raises:
+        ConfigError: the folder's configuration, or the checkpoint's state, cannot be read.
+    """
+    if config.runtime.run_dir is not None:
+        path = user_path(config.runtime.run_dir, field="runtime.run_dir").absolute() / CONFIG
+        if path.is_file():
+            with named_damage(path):
+                told = read_config(path).get("data", {}).get("date")
+                return None if told is None else date.fromisoformat(told).isoformat()
+    return None if checkpoint is None else read_state(checkpoint).loader.get("date")
 
 
 def write_config(folder: Path, config: RunConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Self
 from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
 from neoproto.trainer.background import BackgroundTracker, NotOpened
+from neoproto.trainer.service_runs import ServiceRuns
 from neoproto.trainer.services import MlflowTracker, RunLabels, WandbTracker
 
 SERVICES: dict[str, Callable[[RunLabels], WandbTracker | MlflowTracker]] = {
@@ -22,8 +23,15 @@ HINTS = {"wandb": "; WANDB_MODE=offline needs no network and no key", "mlflow": 
 class Services:
     """The open services as one tracker of the loop, which does not end with it: `with` closes them."""
 
-    def __init__(self, trackers: Sequence[BackgroundTracker]) -> None:
-        self._trackers = tuple(trackers)
+    def __init__(self, trackers: Sequence[BackgroundTracker], runs: ServiceRuns) -> None:
+        self._trackers, self._runs = tuple(trackers), runs
+
+    def begin(self, step: int) -> None:
+        """A start of the run begins, from `step`. To be called before `metrics.jsonl` is cut."""
+        if self._trackers or self._runs.exists:  # without services too: a later start may have them again
+            self._runs.begin(step)
+        for tracker in self._trackers:
+            tracker.begin(self._runs.starts)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for tracker in self._trackers:
@@ -50,27 +58,31 @@ def open_services(config: RunConfig, folder: Path, say: Callable[[str], None]) -
         say: shows a person where a service keeps the metrics, and what becomes of it later.
 
     Raises:
-        ConfigError: one cannot be opened; the others are closed.
+        ConfigError: one cannot be opened; the others are closed. Or `services.json` is damaged.
     """
+    runs = ServiceRuns(folder)
     opened: list[BackgroundTracker] = []
     try:
         for name in SERVICES:
             if name in config.trainer.logger:
-                opened.append(open_service(name, config, folder, say))
+                opened.append(open_service(name, config, folder, runs, say))
     except ConfigError:
         for tracker in opened:
             tracker.close(failed=True)
         raise
-    return Services(opened)
+    return Services(opened, runs)
 
 
-def open_service(name: str, config: RunConfig, folder: Path, say: Callable[[str], None]) -> BackgroundTracker:
+def open_service(
+    name: str, config: RunConfig, folder: Path, runs: ServiceRuns, say: Callable[[str], None]
+) -> BackgroundTracker:
     """Raises ConfigError: the service cannot be opened."""
     labels = RunLabels(
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
         config=config.model_dump(mode="json"),
         folder=folder,
+        runs=runs,
     )
 
     def make() -> WandbTracker | MlflowTracker:

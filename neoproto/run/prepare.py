@@ -13,22 +13,25 @@ from typing import Any
 
 from actors.rewards import check_rows
 from actors.rollout_options import check_servable
+from actors.torch_model import check_savable
 from neoproto.config import RunConfig
-from neoproto.data.model_files import MODEL_FIELD, count_parameters, read_json_object, vocabulary_size
+from neoproto.data.model_files import MODEL_FIELD, count_parameters, end_token_ids, vocabulary_size
 from neoproto.data.prompts import (
     PLAIN_TEMPLATE,
     EncodedPrompts,
     PromptLoader,
     PromptRow,
+    asks_for_date,
     check_model_folder,
     encode_prompts,
     load_tokenizer,
     read_rows,
     rows_from_dicts,
+    today,
 )
 from neoproto.errors import ConfigError
 from neoproto.trainer.estimators import check_estimator
-from neoproto.wording import shown
+from neoproto.trainer.resume import OWN_LOOP_NONE
 
 CRITIC_FIELD = "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -47,6 +50,7 @@ class PreparedRun:
     """A run whose inputs have been checked.
 
     Attributes:
+        config: with the day in it that the chat template is told, if it asks for one.
         model_dir: the policy's Hugging Face folder.
         critic_dir: the folder the critic starts from.
         loader: training prompts.
@@ -54,6 +58,7 @@ class PreparedRun:
         total_steps: training steps to run.
         pad_token_id, eos_token_ids: what the tokenizer pads with, and what ends an answer.
         notes: what a person should know of the data (rows filtered, truncated).
+        loop: which trainer loop it has, see `neoproto.trainer.resume.code_of`.
     """
 
     config: RunConfig
@@ -65,14 +70,18 @@ class PreparedRun:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     notes: tuple[str, ...]
+    loop: str = OWN_LOOP_NONE
 
 
-def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
+def prepare(
+    config: RunConfig, device: str, stage: Stage, earlier: Callable[[], str | None] = lambda: None
+) -> PreparedRun:
     """Check and load a run's inputs; makes the built-in model if it is wanted and not cached.
 
     Args:
         device: what rollout runs on, "cpu" or "gpu".
         stage: called with what is being done, around each slow piece.
+        earlier: the day that the prompts of the run were told before, see `earlier_date`.
 
     Raises:
         ConfigError: an input is wrong; names the field, file or line.
@@ -92,8 +101,11 @@ def prepare(config: RunConfig, device: str, stage: Stage) -> PreparedRun:
         field=MODEL_FIELD,
         engine=config.actor_rollout_ref.rollout.name,
     )
+    if config.actor_rollout_ref.model.path is not None:  # a built-in one is known to be
+        check_savable(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
+        config = dated(config, tokenizer, earlier)
         critic_dir = critic_folder(config, model_dir, tokenizer, device)
         train = encode(config, rows.train, tokenizer)
         validation = encode(config, rows.val, tokenizer) if rows.val else None
@@ -248,22 +260,22 @@ def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, dev
 
 
 def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end an answer: the tokenizer's, and those of the model's generation config.
+    """Tokens that end an answer: the tokenizer's, and those that the model's files name.
 
     Raises:
-        ConfigError: the generation config cannot be read, or names what is no token of the model.
+        ConfigError: see `end_token_ids`.
     """
-    path = model_dir / "generation_config.json"
-    listed = read_json_object(path, field=MODEL_FIELD).get("eos_token_id") if path.exists() else None
-    more = listed if isinstance(listed, list) else [] if listed is None else [listed]
-    known = vocabulary_size(model_dir)
-    for one in more:
-        if type(one) is not int or one < 0 or (known is not None and one >= known):
-            most = "" if known is None else f" below {known} (vocab_size in config.json)"
-            raise ConfigError(
-                f"{MODEL_FIELD}: {path}: eos_token_id: token numbers{most} are needed, got {shown(listed)}"
-            )
-    return tuple(sorted({int(tokenizer.eos_token_id), *more}))
+    return tuple(sorted({int(tokenizer.eos_token_id), *end_token_ids(model_dir)}))
+
+
+def dated(config: RunConfig, tokenizer: Any, earlier: Callable[[], str | None]) -> RunConfig:
+    """The configuration with the day that the chat template is told, if it asks for one: the configured day,
+    else that of `earlier`, else today."""
+    template = PLAIN_TEMPLATE if config.data.chat_template == "plain" else None
+    if config.data.date is not None or not asks_for_date(tokenizer, template):
+        return config
+    data = config.data.model_copy(update={"date": earlier() or today()})
+    return config.model_copy(update={"data": data})
 
 
 def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> EncodedPrompts:
@@ -272,7 +284,9 @@ def encode(config: RunConfig, rows: Sequence[PromptRow], tokenizer: Any) -> Enco
     template = PLAIN_TEMPLATE if data.chat_template == "plain" else None
     asked = [with_system_prompt(row, data.system_prompt) for row in rows]
     known = vocabulary_size(tokenizer.name_or_path)
-    return encode_prompts(asked, tokenizer, data.max_prompt_length, data.truncation, template, known)
+    return encode_prompts(
+        asked, tokenizer, data.max_prompt_length, data.truncation, template, known, data.date
+    )
 
 
 def with_system_prompt(row: PromptRow, text: str | None) -> PromptRow:

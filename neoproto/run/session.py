@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from neoproto.run.console import RunConsole
 from neoproto.run.folder import (
     MODEL,
     check_folder,
+    earlier_date,
     mark_complete,
     mark_incomplete,
     open_run_log,
     run_folder,
 )
-from neoproto.run.loggers import open_services
+from neoproto.run.loggers import Services, open_services
 from neoproto.run.plan import show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
@@ -40,7 +41,7 @@ from neoproto.run.restarts import Restarts
 from neoproto.run.rollout import start_replica, supervised
 from neoproto.run.starting import Opened, Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.tracing import tracing, worker_environment
-from neoproto.run.trainers import Loop, train
+from neoproto.run.trainers import Loop, loop_code, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
 from neoproto.runtime.backend import check_backend
 from neoproto.runtime.losses import Loss
@@ -76,7 +77,7 @@ def run(
         NeoProtoError, or a worker's own exception: the run failed; everything has been closed.
     """
     console = console or RunConsole(quiet="console" not in config.trainer.logger)
-    placement, prepared, given = prepared_run(config, console)
+    placement, prepared, given = prepared_run(config, console, own_loop)
     with run_folder(config) as folder:
         open_run_log(folder / "run.log")
         console.say(f"run folder: {folder}")
@@ -93,14 +94,14 @@ def run(
             return Restarts(config, starts.newest, console.say).run(session.train)
 
 
-def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
+def dry_run(config: RunConfig, console: RunConsole | None = None, own_loop: Loop | None = None) -> None:
     """Check everything that `run` would, and print what it would do.
 
     Raises:
         ConfigError: an input is wrong.
     """
     console = console or RunConsole()
-    placement, prepared, given = prepared_run(config, console)
+    placement, prepared, given = prepared_run(config, console, own_loop)
     recipes(prepared, placement)
     if (folder := check_folder(config)) is not None:
         starts = Starts(prepared, folder, given, console.stage)
@@ -109,7 +110,9 @@ def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
     show_plan(prepared, placement, console)
 
 
-def prepared_run(config: RunConfig, console: RunConsole) -> tuple[Placement, PreparedRun, Opened | None]:
+def prepared_run(
+    config: RunConfig, console: RunConsole, own_loop: Loop | None = None
+) -> tuple[Placement, PreparedRun, Opened | None]:
     """Everything that is checked before a run folder is made; with the checkpoint of elsewhere, if named."""
     check_backend(config.runtime.backend)
     check_folder(config)
@@ -117,7 +120,8 @@ def prepared_run(config: RunConfig, console: RunConsole) -> tuple[Placement, Pre
     check_installed(config.trainer.logger)
     placement = place(config)
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
-    prepared = prepare(config, device, console.stage)
+    prepared = prepare(config, device, console.stage, lambda: earlier_date(config, found))
+    prepared = replace(prepared, loop=loop_code(own_loop))
     return placement, prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 
 
@@ -182,7 +186,7 @@ class RunSession:
         folder: Path,
         console: RunConsole,
         starts: Starts,
-        services: Tracker,
+        services: Services,
         own_loop: Loop | None = None,
     ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
@@ -244,6 +248,7 @@ class RunSession:
     def mark_begun(self, start: StartPoint) -> None:
         """Training begins: from now on the folder's run is not complete, and has nothing after `start`."""
         mark_incomplete(self._folder)
+        self._services.begin(start.step)
         self._starts.cut(start)
 
     def parts(self, crew: Crew, tracker: Tracker, start: StartPoint) -> TrainingParts:
@@ -262,6 +267,7 @@ class RunSession:
             checkpoints=self._starts.checkpoints,
             prompt_log=PromptLog(self._folder / PROMPTS),
             sample_log=SampleLog(self._folder / SAMPLES if config.trainer.log_samples else None),
+            loop=prepared.loop,
         )
 
     def trackers(self, start: StartPoint) -> Trackers:

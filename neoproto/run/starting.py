@@ -7,7 +7,7 @@ resume_mode  auto: the newest checkpoint of the run's folder      path: that of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from neoproto.run.folder import completed_steps, holds_run, next_epoch, write_co
 from neoproto.run.prepare import PreparedRun, Stage
 from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, locate, problems
 from neoproto.trainer.history import cut_history
-from neoproto.trainer.resume import StartPoint, TrainerState, check_fits, read_state
+from neoproto.trainer.resume import StartPoint, TrainerState, check_fits, code_options, differing, read_state
 
 log = logging.getLogger("neoproto.run")
 
@@ -110,13 +110,25 @@ class Starts:
     def told(self, start: StartPoint) -> str | None:
         """What a person should know of where the run starts; None for a new one."""
         if start.checkpoint is not None:
-            return f"going on from the checkpoint of step {start.step}: {start.checkpoint.path}"
+            where = f"going on from the checkpoint of step {start.step}: {start.checkpoint.path}"
+            return "; ".join((where, *self._cautions(start)))
         if holds_run(self._folder):
             return (
                 "this folder's run has no checkpoint: starting from the beginning, its metrics are kept as "
                 "metrics.superseded.jsonl"
             )
         return None
+
+    def _cautions(self, start: StartPoint) -> Iterator[str]:
+        assert start.checkpoint is not None
+        assert start.state is not None
+        code = code_options(self._prepared.config, self._prepared.loop)
+        if "judged" not in start.state.loader:
+            yield (
+                "it is of an earlier version and does not say what its rows were judged by, so that is not "
+                "compared"
+            )
+        yield from differing(code, start.checkpoint, start.state)
 
 
 def open_checkpoint(checkpoint: Checkpoint, prepared: PreparedRun, stage: Stage) -> Opened:
@@ -130,7 +142,7 @@ def open_checkpoint(checkpoint: Checkpoint, prepared: PreparedRun, stage: Stage)
             hint = f"{checkpoint.path} is damaged: remove it to go on from an older one"
             raise ConfigError(*wrong, hint)
     state = read_state(checkpoint)
-    check_fits(prepared.config, checkpoint, state)
+    check_fits(prepared.config, checkpoint, state, prepared.loop)
     if state.step > prepared.total_steps:
         raise ConfigError(
             f"trainer.total_training_steps: got {prepared.total_steps} steps in all, but {checkpoint.path} "

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from neoproto.data.user_code import end_fork, is_signal, told_exit
+from neoproto.errors import NeoProtoError
 from neoproto.runtime.losses import Loss
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
+from neoproto.trainer.resume import OWN_LOOP_NONE, code_of
 from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
 
 Loop = Callable[[TrainingParts], Coroutine[Any, Any, TrainingResult]]
 """A loop of the user's own: trains up to `parts.total_steps`, from `parts.start`."""
+
+
+def loop_code(own_loop: Loop | None) -> str:
+    """Which loop it is: a user's own by its name and the content of its file."""
+    if own_loop is None:
+        return OWN_LOOP_NONE
+    function = inspect.unwrap(own_loop)
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return code_of(code.co_filename if code else "", name)
 
 
 def train(
@@ -33,13 +51,32 @@ def train(
         loss: fails when a process dies that nobody replaces.
     """
     if own_loop is not None:
-        training = own_loop(parts)
+        training = own_training(own_loop, parts)
     elif parts.config.trainer.mode == "sync":
         training = SyncTrainer(parts).run()
     else:
         training = AsyncTrainer(parts, replicas, replicas.replicas).run()
     others = {"the supervision of the replicas": supervisor.run(), "the watch over processes": no_loss(loss)}
     return asyncio.run(beside(training, others))
+
+
+async def own_training(loop: Loop, parts: TrainingParts) -> TrainingResult:
+    """The user's loop. An exit that it raises is its failure; a process that it forked does not come back.
+
+    Raises:
+        NeoProtoError: it raised `SystemExit`, `KeyboardInterrupt` or the like.
+        Whatever else it raises.
+    """
+    pid = os.getpid()
+    try:
+        result = await loop(parts)
+    except BaseException as error:
+        end_fork(pid, error)
+        if isinstance(error, Exception | asyncio.CancelledError) or is_signal(error):
+            raise
+        raise NeoProtoError(f"the trainer loop raised {told_exit(error)}") from error
+    end_fork(pid, None)
+    return result
 
 
 async def no_loss(loss: Loss) -> None:

@@ -10,17 +10,19 @@ import asyncio
 import contextvars
 import functools
 import math
+import os
 import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from neoproto import trace
+from neoproto.data.user_code import end_fork
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.deadline import set_deadline
 from neoproto.runtime.wire import CANCEL, INIT, LAST, CallHeader, Failure, decode, encode, encode_failure
@@ -28,6 +30,9 @@ from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 
 Reply = Callable[[Failure | bytes], None]
 """Sends the outcome of one call home; may be used on any thread."""
+
+LATE_S = 1.0
+"""A sync call that begins after its deadline may run as long as its whole budget, and at least this long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +55,72 @@ class _SyncCall:
     reply: Reply
     context: contextvars.Context
     deadline: float = math.inf
+    overrun_at: float = math.inf
+    refused: bool = False
+
+
+_in_method = contextvars.ContextVar("in_method", default=False)
+"""Whether an async method of a worker runs, or a task that it started."""
+
+
+class ContainedTask(Coroutine[Any, Any, Any]):
+    """A coroutine whose `SystemExit` and `KeyboardInterrupt` are errors of its task.
+
+    asyncio ends the event loop by them too, and with it everything that the process answers.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self.__qualname__ = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)  # in its repr
+
+    def send(self, value: Any) -> Any:
+        return self._contained(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._contained(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    @staticmethod
+    def _contained(step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _as_exception(error) from error
+
+
+def contain_exits(loop: asyncio.AbstractEventLoop) -> None:
+    """Have tasks that methods start on the loop be `ContainedTask`s."""
+
+    def make(
+        loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        work = ContainedTask(coroutine) if _in_method.get() else coroutine
+        return asyncio.Task(work, loop=loop, **options)
+
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(make)  # type: ignore[arg-type] # typeshed's protocol has no options
+
+
+def _as_exception(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    text = f"the worker raised {type(error).__name__}({error})"
+    return RuntimeError(text).with_traceback(error.__traceback__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallStatus:
-    """What a silent rank does with a call: `state` "queued", "running" or "unknown", and where it is."""
+    """What a silent rank does with a call, and where it is.
+
+    Attributes:
+        state: "queued"; "late": it began after its deadline, and is not yet an overrun; "running"; "unknown".
+        stack: of the worker thread.
+    """
 
     state: str
     stack: str
@@ -66,6 +132,7 @@ class _State:
 
     Attributes:
         next_place, waiting: the number of the sync call that is next, and those that came before their turn.
+        queued: by id, the sync calls that have not begun.
         unfinished: calls of both kinds that were taken and have not ended.
         running: the sync call that runs.
         broken: why everything is refused.
@@ -74,6 +141,7 @@ class _State:
 
     next_place: int = 0
     waiting: dict[int, _SyncCall] = field(default_factory=dict)
+    queued: dict[int, _SyncCall] = field(default_factory=dict)
     unfinished: int = 0
     running: _SyncCall | None = None
     broken: str | None = None
@@ -98,6 +166,7 @@ class WorkerExecutor:
         self._context = contextvars.copy_context()
         self._where = f"{identity.group_name}[{identity.rank}] on {host}"
         self._rendezvous, self._loop = rendezvous, loop
+        contain_exits(loop)
         trace.open_process(f"{identity.group_name}-rank{identity.rank}")
         self._workers: dict[str, Worker] = {}
         self._lock = threading.Lock()
@@ -132,11 +201,20 @@ class WorkerExecutor:
     def _enqueue(self, place: int, call: _SyncCall) -> None:
         with self._lock:
             state = self._state
-            state.waiting[place] = call
+            state.waiting[place] = state.queued[call.header.call_id] = call
             state.unfinished += 1
             while state.next_place in state.waiting:
                 self._ready.put(state.waiting.pop(state.next_place))
                 state.next_place += 1
+            self._note_overrun()
+            overrun = state.broken is not None and state.running is not None
+        if overrun:  # its turn may never come
+            self._refuse(call)
+
+    def _refuse(self, call: _SyncCall) -> None:
+        """Answer a call ahead of its turn. It keeps its place, and the thread passes over it."""
+        call.refused = True
+        call.reply(self._failure(GroupBroken(self._state.broken)))
 
     def status(self, call_id: int) -> CallStatus:
         """Where a call is, for the deadline's report; marks the group broken if it runs past its deadline."""
@@ -144,8 +222,9 @@ class WorkerExecutor:
             self._note_overrun()
             running = self._state.running
             if running is not None and running.header.call_id == call_id:
-                state = "running"
-            elif any(call.header.call_id == call_id for call in self._state.waiting.values()):
+                late = running.deadline < running.overrun_at and time.monotonic() <= running.overrun_at
+                state = "late" if late else "running"
+            elif call_id in self._state.queued:
                 state = "queued"
             else:
                 state = "unknown"
@@ -188,17 +267,28 @@ class WorkerExecutor:
                 self._note_overrun()
                 self._state.running = None
                 self._state.unfinished -= 1
-            call.reply(outcome)
+            if not call.refused:
+                call.reply(outcome)
 
     def _run_sync(self, call: _SyncCall) -> Failure | bytes:
         with self._lock:
+            del self._state.queued[call.header.call_id]
             refusal = self._refusal_locked()
             if refusal is None:
                 self._state.running = call
+                call.overrun_at = call.deadline
+                late = (now := time.monotonic()) > call.deadline
+                if late:
+                    # It runs all the same: a rank that skipped it would part from its peers.
+                    call.overrun_at = now + max(call.header.budget_s or 0.0, LATE_S)
         if refusal is not None:
             return self._failure(refusal)
         set_deadline(call.deadline)
+        pid, raised = os.getpid(), None
         try:
+            if late:
+                # Its caller is told already, and watches it no longer.
+                self._loop.call_soon_threadsafe(self._loop.call_at, call.overrun_at, self._end_late, call)
             if call.header.method == INIT:
                 with trace.span("start", "call"):
                     self._build(decode(call.payload))
@@ -208,7 +298,20 @@ class WorkerExecutor:
                 result = self._method(call.header)(*args, **kwargs)
             return encode(result)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
+            raised = error
             return self._failure(error)
+        finally:
+            end_fork(pid, raised)
+
+    def _end_late(self, call: _SyncCall) -> None:
+        """Refuse what waits behind a call that began late and still runs."""
+        with self._lock:
+            if self._state.running is not call:
+                return
+            self._break(call)
+            behind = list(self._state.queued.values())
+        for one in behind:
+            self._refuse(one)
 
     def _build(self, init: InitArguments) -> None:
         for role, (cls, args, kwargs) in init.classes.items():
@@ -240,16 +343,22 @@ class WorkerExecutor:
 
     async def _run_async(self, header: CallHeader, payload: bytes, reply: Reply, deadline: float) -> None:
         set_deadline(deadline)
+        _in_method.set(True)
         outcome: Failure | bytes
+        pid, raised = os.getpid(), None
         try:
             args, kwargs = decode(payload)
             with self._span(header):
                 result = await self._method(header)(*args, **kwargs)
             outcome = encode(result)
-        except asyncio.CancelledError:
-            outcome = self._cancelled(header)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            asked = task is None or task.cancelling()
+            outcome = self._cancelled(header) if asked else self._failure(error)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
+            raised = error
             outcome = self._failure(error)
+        end_fork(pid, raised)
         reply(outcome)
 
     @staticmethod
@@ -278,10 +387,7 @@ class WorkerExecutor:
         return method
 
     def _failure(self, error: BaseException) -> Failure:
-        if not isinstance(error, Exception):
-            error = RuntimeError(f"the worker raised {type(error).__name__}({error})").with_traceback(
-                error.__traceback__
-            )
+        error = _as_exception(error)
         return encode_failure(error, self._where, broken=isinstance(error, GroupBroken))
 
     def _refusal(self) -> Exception | None:
@@ -298,8 +404,11 @@ class WorkerExecutor:
 
     def _note_overrun(self) -> None:
         running = self._state.running
-        if running is not None and self._state.broken is None and time.monotonic() > running.deadline:
-            self._state.broken = (
-                f"{self.identity.group_name} is broken: {running.header.method} overran its deadline on rank "
-                f"{self.identity.rank}"
-            )
+        if running is not None and time.monotonic() > running.overrun_at:
+            self._break(running)
+
+    def _break(self, overrun: _SyncCall) -> None:
+        self._state.broken = self._state.broken or (
+            f"{self.identity.group_name} is broken: {overrun.header.method} overran its deadline on rank "
+            f"{self.identity.rank}"
+        )

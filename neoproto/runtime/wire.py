@@ -123,7 +123,7 @@ def decode_failure(failure: Failure) -> BaseException:
     if failure.pickled is not None:
         try:
             error, cause = pickle.loads(failure.pickled)
-        except Exception:  # noqa: BLE001 - the class may not import here; its text is kept
+        except BaseException:  # noqa: BLE001 - the class may not import here; its text is kept
             error = cause = None
         if isinstance(error, Exception):
             error.__cause__ = cause
@@ -153,7 +153,7 @@ def _pickled(error: BaseException, cause: BaseException | None) -> bytes | None:
     try:
         pickled: bytes = cloudpickle.dumps((error, cause))
         pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 - a user's exception may fail to pickle in any way; it travels as text then
+    except BaseException:  # noqa: BLE001 - a user's exception may fail to pickle in any way; its text travels
         return None
     return pickled
 
@@ -161,5 +161,5 @@ def _pickled(error: BaseException, cause: BaseException | None) -> bytes | None:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a user's __str__ may itself be broken
+    except BaseException:  # noqa: BLE001 - a user's __str__ may itself be broken
         return "<no text: its __str__ raised>"

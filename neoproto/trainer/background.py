@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from neoproto.trainer.service_runs import RunStart
 from neoproto.wording import one_line
 
 OPEN_TIMEOUT_S = 60.0
@@ -25,6 +26,10 @@ log = logging.getLogger("neoproto.tracking")
 
 class Service(Protocol):
     """What a `BackgroundTracker` feeds. Every method is called in its thread."""
+
+    def begin(self, starts: Sequence[RunStart]) -> None:
+        """A start of the run begins, the last of these; rows that follow are its."""
+        ...
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
@@ -59,11 +64,14 @@ class BackgroundTracker:
         most_waiting: int = MOST_WAITING,
     ) -> None:
         self._name, self._make, self._say, self._close_timeout = name, make, say, close_timeout
-        self._rows: queue.Queue[tuple[dict[str, float], int]] = queue.Queue(most_waiting)
+        self._rows: queue.Queue[tuple[dict[str, float], int, tuple[RunStart, ...]]] = queue.Queue(
+            most_waiting
+        )
+        self._starts: tuple[RunStart, ...] = ()
         self._opened, self._closing = threading.Event(), threading.Event()
         self._not_opened: Exception | None = None
         self._failed = False
-        self._lost = 0
+        self._lost, self._warned = 0, False
         # A daemon: what hangs in a service must not keep the process.
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
         self._thread.start()
@@ -72,11 +80,16 @@ class BackgroundTracker:
         if self._not_opened is not None:
             raise NotOpened(_named(self._not_opened)) from self._not_opened
 
+    def begin(self, starts: Sequence[RunStart]) -> None:
+        """A start of the run begins, the last of `starts`: the service is told before the next row."""
+        self._starts = tuple(starts)
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         try:
-            self._rows.put_nowait((dict(metrics), step))
+            self._rows.put_nowait((dict(metrics), step, self._starts))
         except queue.Full:
-            self._lose("it is too slow")
+            self._lost += 1
+            self._warn("it is too slow")
 
     def close(self, failed: bool = False) -> None:
         """Wait for what is still to be sent, for `close_timeout` seconds at most."""
@@ -100,26 +113,33 @@ class BackgroundTracker:
             return
         finally:
             self._opened.set()
+        begun: tuple[RunStart, ...] = ()
         while True:
             try:
-                metrics, step = self._rows.get(timeout=0.1)
+                metrics, step, starts = self._rows.get(timeout=0.1)
             except queue.Empty:
                 if self._closing.is_set():
                     break
                 continue
-            self._attempt(tracker.log, metrics, step)
+            # With every row, until the service has taken it: a network may come back.
+            if starts != begun and self._attempt(tracker.begin, starts):
+                begun = starts
+            if not self._attempt(tracker.log, metrics, step):
+                self._lost += 1
         self._attempt(tracker.close, self._failed)
 
-    def _attempt(self, call: Callable[..., None], *args: Any) -> None:
+    def _attempt(self, call: Callable[..., None], *args: Any) -> bool:
         try:
             call(*args)
-        except Exception as error:  # counted: a service must not end a run of days
+        except Exception as error:  # said: a service must not end a run of days
             log.info("%s failed", self._name, exc_info=error)
-            self._lose(_named(error))
+            self._warn(_named(error))
+            return False
+        return True
 
-    def _lose(self, why: str) -> None:
-        self._lost += 1
-        if self._lost == 1:
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
             self._say(f"warning: {self._name} failed, the run goes on without it: {why}")
 
 

@@ -158,7 +158,15 @@ def problems(checkpoint: Checkpoint) -> list[str]:
                 f"{path}: got format {manifest['format']} of step {manifest['step']}, "
                 f"wanted format {_FORMAT} of step {checkpoint.step}"
             ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,  # a size without end
+        RecursionError,  # lists in lists, thousands of them
+    ) as error:
         return [f"{path}: cannot be read: {type(error).__name__}: {error}"]
     with ThreadPoolExecutor(_VERIFIERS, thread_name_prefix="verify") as threads:
         found = threads.map(lambda item: _problem(checkpoint.path / item[0], *item[1]), wanted.items())

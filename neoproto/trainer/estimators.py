@@ -5,8 +5,9 @@ Shape legend: b = samples, t = response tokens.
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Es
 from neoproto.algorithms.masking import fill_masked
 from neoproto.config import RunConfig
 from neoproto.data.paths import user_path
-from neoproto.data.user_code import error_place, load_function
+from neoproto.data.user_code import error_place, load_function, run_users
 from neoproto.errors import AdvantageError, ConfigError
 from neoproto.wording import shown_with_type
 
@@ -52,19 +53,24 @@ def chosen_estimator(config: RunConfig) -> Estimator:
         keywords=tuple(custom.options),
     )
     file = str(user_path(custom.path, field=f"{FIELD}.path").resolve())
-    return OwnEstimator(functools.partial(function, **custom.options), custom.name, file)
+    return OwnEstimator(function, custom.options, custom.name, file)
 
 
 class OwnEstimator:
     """A function of the user's, called like the built-in estimators and not trusted like them.
 
+    What it changes in place (tensors, lists and dictionaries among its keywords) are copies of its own.
+
     Args:
-        function: of inputs and options.
+        function: of inputs, options and the keywords.
+        keywords: what the configuration gives it beside them.
         name, file: what it is called, and where it is, for messages.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, file: str) -> None:
-        self._function, self._name, self._file = function, name, file
+    def __init__(
+        self, function: Callable[..., Any], keywords: Mapping[str, Any], name: str, file: str
+    ) -> None:
+        self._function, self._keywords, self._name, self._file = function, keywords, name, file
 
     def __call__(self, inputs: AdvantageInputs, options: AdvantageOptions) -> Estimate:
         """(advantages_bt, returns_bt), 0 outside the mask whatever the function left there.
@@ -73,12 +79,17 @@ class OwnEstimator:
             AdvantageError: it raised (with the line), or returned something else than two float tensors of
                 the rewards' shape.
         """
-        try:
+
+        def work() -> Any:
             with torch.no_grad():
-                returned = self._function(inputs, options)
-        except Exception as error:
-            place = error_place(error, self._file)
-            raise AdvantageError(f"{self._name} in {self._file} raised: {place}") from error
+                return self._function(inputs.copy(), options, **copy.deepcopy(dict(self._keywords)))
+
+        returned = run_users(
+            work,
+            lambda error: AdvantageError(
+                f"{self._name} in {self._file} raised: {error_place(error, self._file)}"
+            ),
+        )
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             raise self._no_estimate(f"two tensors, got {shown_with_type(returned)}")
         rewards_bt = inputs.rewards_bt

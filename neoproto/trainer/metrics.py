@@ -31,7 +31,8 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
 
     Args:
         columns: `response_mask` [b,t], `attention_mask` [b,p+t], `truncated` [b], `token_level_scores`,
-            `token_level_rewards`, `advantages`, `returns` [b,t] and, with a critic, `values` [b,t]. The 1s
+            `token_level_rewards`, `advantages`, `returns` [b,t] and, with a critic, `values` [b,t]. A score
+            that is not finite, which only a row that is left out of the loss can have, is left out. The 1s
             and 2s of `reward_failed` [b], if it is there, are counted as `reward/timeouts`, `reward/errors`.
     """
     mask_bt = columns["response_mask"].bool()
@@ -39,7 +40,8 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
     width = mask_bt.shape[1]
     lengths_b = columns["attention_mask"][:, -width:].sum(1)
     prompt_lengths_b = columns["attention_mask"][:, :-width].sum(1)
-    figures = spread("critic/score", columns["token_level_scores"].sum(1))
+    score_b = columns["token_level_scores"].sum(1)
+    figures = spread("critic/score", score_b[torch.isfinite(score_b)])
     figures |= spread("critic/rewards", columns["token_level_rewards"].sum(1))
     for name in ("advantages", "returns", "values"):
         if name in columns:
@@ -58,8 +60,9 @@ def logprob_difference(rollout_bt: Tensor, policy_bt: Tensor, mask_bt: Tensor) -
     """How far what rollout sampled with lies from what the policy recomputes, over the tokens of the mask.
 
     Returns:
-        Spread of |p_rollout - p_policy|, mean and max of |log p_rollout - log p_policy|, and estimates k1 and
-        k3 of KL(rollout || policy) in nats per token; nothing without tokens.
+        Mean, max and unbiased standard deviation (0 of one token) of |p_rollout - p_policy|, mean and max of
+        |log p_rollout - log p_policy|, and estimates k1 and k3 of KL(rollout || policy) in nats per token;
+        nothing without tokens.
     """
     mask_bt = mask_bt.bool()
     if not bool(mask_bt.any()):
@@ -71,7 +74,7 @@ def logprob_difference(rollout_bt: Tensor, policy_bt: Tensor, mask_bt: Tensor) -
     return {
         "training/rollout_probs_diff_mean": probs_n.mean().item(),
         "training/rollout_probs_diff_max": probs_n.max().item(),
-        "training/rollout_probs_diff_std": probs_n.std(correction=0).item(),
+        "training/rollout_probs_diff_std": probs_n.std(correction=min(1, len(probs_n) - 1)).item(),
         "training/rollout_log_probs_diff_mean": logs_n.mean().item(),
         "training/rollout_log_probs_diff_max": logs_n.max().item(),
         "rollout_corr/kl": kl_estimate(rollout_n, policy_n, every, "k1").mean().item(),

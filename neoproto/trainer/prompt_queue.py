@@ -284,9 +284,7 @@ def prompts_of(tickets: Sequence[PromptTicket]) -> DataProto:
         if not parts or parts[-1][0] is not ticket.source:
             parts.append((ticket.source, []))
         parts[-1][1].append(ticket.row)
-    return DataProto.concat(
-        [source.batch.select_idxs(rows).select(meta_info_keys=[]) for source, rows in parts]
-    )
+    return DataProto.concat([source.rows(rows) for source, rows in parts])
 
 
 class PromptFeeder:

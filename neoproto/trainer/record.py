@@ -15,7 +15,7 @@ from neoproto.trainer.checkpoint import CheckpointFolder
 from neoproto.trainer.history import VALIDATION, PromptLog
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
-from neoproto.trainer.resume import StartPoint
+from neoproto.trainer.resume import OWN_LOOP_NONE, StartPoint
 from neoproto.trainer.samples import SampleLog
 from neoproto.trainer.step import StepSettings
 from neoproto.trainer.tracking import Tracker
@@ -138,8 +138,8 @@ class Recorder:
     def validation(self, step: int, figures: Mapping[str, float], seconds: float) -> None:
         """Book a validation: its scores, and how long it took."""
         if step == 0:
-            self._first_validation = figures
-        self._last_validation = figures
+            self._first_validation = dict(figures)
+        self._last_validation = dict(figures)
         figures = {**figures, "timing_s/testing": seconds}
         self._book(figures)
         self._tracker.log(figures, step)
@@ -244,6 +244,7 @@ class TrainingParts:
         total_steps: training steps of the whole run.
         start: where it starts.
         checkpoints: where checkpoints are saved; None saves none.
+        loop: which trainer loop it is, for a checkpoint to be resumed by the same one.
     """
 
     config: RunConfig
@@ -258,6 +259,7 @@ class TrainingParts:
     total_steps: int
     start: StartPoint
     checkpoints: CheckpointFolder | None
+    loop: str = OWN_LOOP_NONE
 
 
 def training_parts(
@@ -274,6 +276,7 @@ def training_parts(
     checkpoints: CheckpointFolder | None = None,
     prompt_log: PromptLog | None = None,
     sample_log: SampleLog | None = None,
+    loop: str = OWN_LOOP_NONE,
 ) -> TrainingParts:
     """The parts of a run; its clock starts now, and its totals are those of `start`.
 
@@ -308,4 +311,5 @@ def training_parts(
         total_steps=total_steps,
         start=start,
         checkpoints=checkpoints,
+        loop=loop,
     )

@@ -281,7 +281,7 @@ class ReplayBuffer:
         parts = []
         for groups in by_chunk.values():
             rows = [row for group in groups for row in group.rows]
-            parts.append(groups[0].chunk.batch.select_idxs(rows).select(meta_info_keys=[]))
+            parts.append(groups[0].chunk.rows(rows))
         ordered = tuple(group for groups in by_chunk.values() for group in groups)
         sampled = Sampled(batch=DataProto.concat(parts), groups=ordered, metrics=self._metrics(ordered))
         for group in ordered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
+from neoproto.data.neighbours import source_files
+from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
-from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.trainer.checkpoint import Checkpoint, digest
 from neoproto.weights.version import WeightVersion
 from neoproto.wording import one_line
 
 STATE = "trainer.json"
+OWN_LOOP_NONE = "the one of trainer.mode"
+"""How a run says that its loop is none of the user's."""
 _FORMAT = 1
 
 
@@ -44,7 +49,7 @@ class TrainerState:
         recorder: totals so far.
         positions: lengths of the files that grow, in bytes.
         ranks: of each group that has a part in the checkpoint.
-        fixed: options that may not change, by key.
+        fixed: options that may not change, and what judges and trains, by key.
         rollout: in the asynchronous modes.
     """
 
@@ -126,8 +131,41 @@ def read_state(checkpoint: Checkpoint) -> TrainerState:
         )
 
 
+def code_of(file: str | Path, name: str) -> str:
+    """A function of the user's by its name and the content of its file, wherever that lies.
+
+    The neighbours that it imports (`neoproto.data.neighbours`) belong to it.
+    """
+    try:
+        first, *others = source_files(user_path(file, field=name).resolve())
+        text = f"{name} in a file of SHA-256 {digest(first)[:16]}"
+        if others:
+            contents = [[str(one.relative_to(first.parent)), digest(one)] for one in others]
+            together = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+            text += f" with {len(others)} neighbours of {together[:16]}"
+        return text
+    except (OSError, ConfigError):  # what is wrong with the file is said where it is loaded
+        return f"{name} in a file that cannot be read"
+
+
+def code_options(config: RunConfig, loop: str = OWN_LOOP_NONE) -> dict[str, Any]:
+    """What judges and trains, by content: built-ins by name, the user's files by what is in them.
+
+    Args:
+        loop: the trainer loop, as `code_of` names one of the user's.
+    """
+    reward, own = config.reward.custom_reward_function, config.algorithm.custom_advantage_function
+    code = {"reward": config.reward.name, "trainer loop": loop}
+    if reward.path is not None:
+        code["reward"] = code_of(reward.path, reward.name)
+    if own.path is not None:
+        code["algorithm.custom_advantage_function"] = code_of(own.path, own.name)
+    return code
+
+
 def fixed_options(config: RunConfig) -> dict[str, Any]:
-    """What a run may not change on its way, beside its data: a checkpoint would lack or not fit its state."""
+    """What a run may not change on its way, beside its data and code: a checkpoint would lack or not fit its
+    state."""
     algorithm = config.algorithm
     fixed: dict[str, Any] = {
         "trainer.mode": "separate_async or decoupled_async" if config.is_async else "sync",
@@ -146,20 +184,32 @@ def fixed_options(config: RunConfig) -> dict[str, Any]:
     return fixed
 
 
-def check_fits(config: RunConfig, checkpoint: Checkpoint, state: TrainerState) -> None:
+def check_fits(
+    config: RunConfig, checkpoint: Checkpoint, state: TrainerState, loop: str = OWN_LOOP_NONE
+) -> None:
     """Refuse a checkpoint of another kind of run; data are the loader's business, layouts the workers'.
+
+    What the checkpoint does not say, being of an earlier version, is not compared.
 
     Raises:
         ConfigError: with every option that differs.
     """
-    mine = fixed_options(config)
-    wrong = [
+    mine, code = fixed_options(config), code_options(config, loop)
+    wrong = differing(mine, checkpoint, state)
+    if not config.trainer.accept_changed_code:
+        hint = "trainer.accept_changed_code=true goes on with it"
+        wrong += [f"{text}; {hint}" for text in differing(code, checkpoint, state)]
+    if wrong:
+        raise ConfigError(*wrong)
+
+
+def differing(mine: Mapping[str, Any], checkpoint: Checkpoint, state: TrainerState) -> list[str]:
+    """A sentence for each of these that the checkpoint was saved with another value of."""
+    return [
         f"{key}: got {mine[key]!r}, but {checkpoint.path} was saved with {state.fixed[key]!r}"
         for key in sorted(mine.keys() & state.fixed.keys())
         if mine[key] != state.fixed[key]
     ]
-    if wrong:
-        raise ConfigError(*wrong)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,11 +102,7 @@ def _save(path: Path, rows: Iterable[Rows], meta: Mapping[str, Any]) -> dict[str
             parts.append((batch, []))
         parts[-1][1].extend(places)
     whole = (
-        DataProto.concat(
-            [batch.batch.select_idxs(places).select(meta_info_keys=[]) for batch, places in parts]
-        )
-        if parts
-        else DataProto.from_dict()
+        DataProto.concat([batch.rows(places) for batch, places in parts]) if parts else DataProto.from_dict()
     )
     whole.meta_info = dict(meta)
     whole.save_to_disk(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def write_rows(folder: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> Pa
 
 def question(messages: Sequence[Mapping[str, Any]]) -> str:
     """A prompt's messages as one text."""
-    return "\n".join(str(message["content"]) for message in messages)
+    return "\n".join(str(message["content"]) for message in messages if "content" in message)
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:
@@ -84,13 +85,14 @@ def _row(sample: dict[str, Any]) -> dict[str, Any]:
     generated = versions >= 0
     prompt = np.asarray(sample["prompts"])
     asked = np.asarray(sample["attention_mask"])[: len(prompt)].astype(bool)
+    score = float(np.asarray(sample["token_level_scores"]).sum())
     return {
         "uid": str(sample["uid"]),
         "data_source": str(sample["data_source"]),
         "prompt": question(sample["raw_prompt"]),
         "answer": str(sample["response_text"]),
         "ground_truth": str(sample["reward_model"].get("ground_truth")),
-        "score": float(np.asarray(sample["token_level_scores"]).sum()),
+        "score": score if math.isfinite(score) else None,  # JSON has no NaN
         "prompt_ids": prompt[asked].tolist(),
         "response_ids": np.asarray(sample["responses"])[generated].tolist(),
         "log_probs": np.asarray(sample["rollout_log_probs"])[generated].tolist(),

@@ -22,7 +22,7 @@ from neoproto.trainer.history import positions, sync_history
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.protocols import Group
 from neoproto.trainer.record import TrainingParts
-from neoproto.trainer.resume import STATE, RolloutProgress, TrainerState, fixed_options
+from neoproto.trainer.resume import STATE, RolloutProgress, TrainerState, code_options, fixed_options
 from neoproto.trainer.rollout_state import RolloutSnapshot
 from neoproto.trainer.tasks import together
 from neoproto.weights.version import WeightVersion
@@ -58,6 +58,8 @@ class Checkpointer:
         groups = {"actor": workers.actor, "critic": workers.critic}
         self._groups: dict[str, Group] = {role: one for role, one in groups.items() if one is not None}
         self._writing: asyncio.Task[None] | None = None
+        # Now, as the workers were started with it: a file of the user's may be changed while the run goes on.
+        self._fixed = fixed_options(parts.config) | code_options(parts.config, parts.loop)
 
     def due(self, step: int) -> bool:
         """Whether to save after this step: after every `save_freq`, and after the last."""
@@ -117,7 +119,7 @@ class Checkpointer:
             recorder=parts.recorder.state_dict(),
             positions=positions(parts.run_dir),
             ranks={role: group.world_size for role, group in self._groups.items()},
-            fixed=fixed_options(parts.config),
+            fixed=self._fixed,
             rollout=moment.progress,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 from neoproto.data import DataProto
@@ -21,12 +22,17 @@ class CountedBatch:
         ValueError: no part.
     """
 
-    __slots__ = ("_left", "batch")
+    __slots__ = ("_bare", "_left", "batch")
 
     def __init__(self, batch: DataProto, parts: int) -> None:
         if parts < 1:
             raise ValueError(f"a batch has at least one part, got {parts}")
         self.batch, self._left = batch, parts
+        self._bare = batch.select(meta_info_keys=[])
+
+    def rows(self, places: Sequence[int]) -> DataProto:
+        """The rows at these places, without meta_info; it owns nothing."""
+        return self._bare.select_idxs(places)
 
     @property
     def parts_left(self) -> int:

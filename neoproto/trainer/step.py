@@ -27,6 +27,7 @@ from neoproto.algorithms.advantages import (
 )
 from neoproto.algorithms.checks import require_finite
 from neoproto.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, apply_kl_in_reward
+from neoproto.algorithms.masking import onto_masked
 from neoproto.algorithms.rollout_correction import RolloutCorrection, importance_weights
 from neoproto.config import RunConfig
 from neoproto.config.trainer import TimeoutsConfig
@@ -196,7 +197,8 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
         truncated_b=truncated_b if settings.truncated == "bootstrap" else torch.zeros_like(truncated_b),
         group_ids_b=group_ids_from_uids(columns["uid"].tolist()),
     )
-    advantages_bt, returns_bt = settings.estimator(inputs, settings.advantages)
+    # A copy: a loop's own estimator may change it, and metrics, weights and the loss are of these columns.
+    advantages_bt, returns_bt = settings.estimator(inputs.copy(), settings.advantages)
     require_finite("advantages", advantages_bt)
     columns |= {"advantages": advantages_bt, "returns": returns_bt}
     weights, distance = rollout_weights(columns, settings.correction)
@@ -238,8 +240,13 @@ def rollout_weights(
 
 
 def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tuple[Tensor, dict[str, float]]:
-    """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was."""
-    scores_bt: Tensor = columns["token_level_scores"] * columns["response_mask"]
+    """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was.
+
+    A score on a token that is not in the loss (a tool's, say) counts on the last one before it that is.
+    """
+    mask_bt: Tensor = columns["response_mask"]
+    attended_bt = columns["attention_mask"][:, -mask_bt.shape[1] :]
+    scores_bt = onto_masked(columns["token_level_scores"], mask_bt, attended_bt)
     if settings.kl is None:
         return scores_bt, {}
     coefficient = settings.kl.value
@@ -247,13 +254,12 @@ def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tupl
         scores_bt,
         columns["old_log_probs"],
         columns["ref_log_prob"],
-        columns["response_mask"],
+        mask_bt,
         coefficient,
         settings.kl_penalty,
     )
-    mean_kl = penalised.mean_kl.item()
-    settings.kl.update(mean_kl, n_steps=len(scores_bt))
-    return penalised.rewards_bt, {
-        "actor/reward_kl_penalty": mean_kl,
-        "actor/reward_kl_penalty_coeff": coefficient,
-    }
+    figures = {"actor/reward_kl_penalty_coeff": coefficient}
+    if penalised.rows:  # else no KL was measured, and 0 is not what it is
+        mean_kl = figures["actor/reward_kl_penalty"] = penalised.mean_kl.item()
+        settings.kl.update(mean_kl, n_steps=penalised.rows)
+    return penalised.rewards_bt, figures

@@ -68,7 +68,8 @@ class TensorBoardTracker:
         # torch's writer pulls TensorBoard in, a second of import that only those who ask for it should pay.
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=step + 1 if step else None)
+        # From the beginning too: a start without a checkpoint may follow one that came some way.
+        self._writer: Any = SummaryWriter(log_dir=str(folder), purge_step=step + 1 if step else 0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():

@@ -41,9 +41,19 @@ def validation_passes(options: ValKwargsConfig) -> list[ValidationPass]:
     return passes
 
 
+FAILURES = ("", "timeout", "error")
+"""What the values of `reward_failed` mean."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationSample:
-    """One answer as it is written to the run folder."""
+    """One answer as it is written to the run folder.
+
+    Attributes:
+        vote: what was compared with the ground truth: equal votes are one answer, "" is none; None where its
+            judge does not tell.
+        failure: one of `FAILURES`, "" with a score.
+    """
 
     step: int
     label: str
@@ -54,6 +64,8 @@ class ValidationSample:
     ground_truth: str
     score: float
     accuracy: float
+    vote: str | None = None
+    failure: str = ""
 
 
 async def validate(
@@ -65,7 +77,7 @@ async def validate(
     timeout: float,
     clock: PhaseClock,
 ) -> tuple[dict[str, float], list[ValidationSample]]:
-    """Mean accuracy by data source and pass, `val-core/{data_source}/acc/{label}`, and every sample.
+    """Metrics (`accuracy_metrics`, and `failure_metrics` if there are any), and every sample.
 
     Each call's deadline is `timeout` seconds from its submission.
     """
@@ -83,13 +95,18 @@ async def validate(
             scores.release()
             answers.release()
         batch.release()
-    return accuracy_metrics(samples), samples
+    return accuracy_metrics(samples) | failure_metrics(samples), samples
 
 
 def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationSample]:
     """Read the columns of scored answers into rows for people."""
     names = ["uid", "data_source", "raw_prompt", "reward_model", "response_text", "acc", "token_level_scores"]
+    if "vote" in batch:
+        names.append("vote")
+    if "reward_failed" in batch:
+        names.append("reward_failed")
     columns: dict[str, Any] = dict(batch.materialize(names))
+    failed = np.asarray(columns.get("reward_failed", np.zeros(len(batch), dtype=np.int8)))
     totals = np.asarray(columns["token_level_scores"]).sum(1)
     return [
         ValidationSample(
@@ -102,17 +119,25 @@ def collect_samples(batch: DataProto, step: int, label: str) -> list[ValidationS
             ground_truth=str(columns["reward_model"][row].get("ground_truth")),
             score=float(totals[row]),
             accuracy=float(columns["acc"][row]),
+            vote=columns["vote"][row] if "vote" in columns else None,
+            failure=FAILURES[int(failed[row])],
         )
         for row in range(len(batch))
     ]
 
 
 def accuracy_metrics(samples: Sequence[ValidationSample]) -> dict[str, float]:
-    """Mean accuracy for each (data source, pass) that occurs."""
+    """Mean accuracy for each data source and pass, `val-core/{data_source}/acc/{label}`."""
     groups: dict[str, list[float]] = {}
     for sample in samples:
         groups.setdefault(f"val-core/{sample.data_source}/acc/{sample.label}", []).append(sample.accuracy)
     return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
+
+
+def failure_metrics(samples: Sequence[ValidationSample]) -> dict[str, float]:
+    """Answers that got no score and count as wrong, `val-aux/reward/{timeouts,errors}`; {} without any."""
+    counts = {f"val-aux/reward/{kind}s": sum(one.failure == kind for one in samples) for kind in FAILURES[1:]}
+    return {name: float(count) for name, count in counts.items()} if any(counts.values()) else {}
 
 
 def write_samples(folder: Path, step: int, samples: Sequence[ValidationSample]) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from actors import checkpoint_files
@@ -261,9 +262,18 @@ def cut_short(path: Path) -> None:
 
 def drop_optimizer_place(path: Path) -> None:
     """A header without a tensor's place."""
+    replace_places(path, "{}")
+
+
+def nest_places(path: Path) -> None:
+    """A header whose places are thousands of lists in lists."""
+    replace_places(path, "[" * 5000 + "]" * 5000)
+
+
+def replace_places(path: Path, places: str) -> None:
     data = path.read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    header["__metadata__"]["DCP_SHARDING_INFO"] = "{}"
+    header["__metadata__"]["DCP_SHARDING_INFO"] = places
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :])
 
@@ -275,6 +285,8 @@ def drop_optimizer_place(path: Path) -> None:
         (SHARD, replace_by_torch_save),
         (SHARD, cut_short),
         (SHARD, drop_optimizer_place),
+        (SHARD, nest_places),
+        (STATE, lambda path: path.write_text("[" * 5000 + "]" * 5000)),
         (SHARD, Path.unlink),
         (STATE, replace_by_pickle),
         (STATE, cut_short),
@@ -292,6 +304,12 @@ def test_what_is_no_file_of_a_checkpoint_is_refused_by_name_and_nothing_in_it_ru
         policy.checkpoints.load(saved)
     assert differing(policy.state(), before) == []
     assert not (saved / "executed").exists()
+
+
+def test_a_file_of_another_format_is_said_to_be_that(saved, policy):
+    save_file({"a": torch.zeros(1)}, saved / SHARD)
+    with pytest.raises(ConfigError, match=rf"^{saved}/{SHARD} is not a file of a checkpoint \("):
+        policy.checkpoints.load(saved)
 
 
 def test_a_folder_with_shards_of_two_checkpoints_is_refused(saved, policy):

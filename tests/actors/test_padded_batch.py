@@ -55,11 +55,11 @@ def test_missing_columns_and_odd_shapes_are_named():
         PaddedBatch(columns | {"position_ids": torch.zeros(4, 7)})
 
 
-def on_all_ranks(total: int, mini: int, world_size: int, seed: int | None) -> list[list[int]]:
+def on_all_ranks(total: int, mini: int, world_size: int, seed: int | None, n: int = 1) -> list[list[int]]:
     """The rows of each mini-batch in the numbering of the whole batch, over all ranks."""
     share = total // world_size
     ranks = [
-        mini_batch_rows(share, mini, rank=rank, world_size=world_size, seed=seed)
+        mini_batch_rows(share, mini, rank=rank, world_size=world_size, seed=seed, samples_per_prompt=n)
         for rank in range(world_size)
     ]
     assert {len(pieces) for pieces in ranks} == {total // mini}
@@ -80,6 +80,29 @@ def test_mini_batches_are_the_same_on_any_number_of_ranks_and_hold_every_row_onc
 
 def test_without_a_seed_a_mini_batch_takes_every_kth_row():
     assert on_all_ranks(8, 4, 1, None) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_without_a_seed_the_samples_of_a_prompt_are_in_one_mini_batch():
+    assert on_all_ranks(8, 4, 1, None, n=4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert on_all_ranks(12, 6, 1, None, n=3) == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(("prompts", "mini", "n"), [(24, 12, 4), (12, 12, 2), (36, 12, 1), (48, 12, 8)])
+def test_prompts_stay_together_in_the_same_mini_batches_on_every_number_of_ranks_that_divides_them(
+    prompts, mini, n
+):
+    alone = on_all_ranks(prompts * n, mini * n, 1, None, n)
+    assert sorted(row for rows in alone for row in rows) == list(range(prompts * n))
+    for rows in alone:
+        assert len({row // n for row in rows}) == mini
+    for world_size in (2, 3, 4, 6, 12):
+        assert on_all_ranks(prompts * n, mini * n, world_size, None, n) == alone
+
+
+def test_ranks_that_do_not_divide_the_prompts_keep_together_what_they_can():
+    """A mini-batch of one prompt's four samples, two of them on each rank."""
+    assert on_all_ranks(8, 4, 2, None, n=4) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert on_all_ranks(24, 6, 2, None, n=2) == on_all_ranks(24, 6, 2, None, n=1)
 
 
 def test_shuffling_depends_on_the_seed_and_favours_no_mini_batch():

@@ -1,4 +1,6 @@
+import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from actors.policy import Policy, PolicyOptions, PolicyWorker
 from actors.ranks import Ranks
-from actors.torch_model import ModelOptions
+from actors.torch_model import ModelOptions, check_savable, load_model, save_hf_folder
 from actors.training import OptimOptions, TrainOptions
 from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.data import DataProto
@@ -251,6 +253,36 @@ def test_a_saved_folder_loads_with_weights_tokenizer_and_chat_template(tied_llam
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert tokenizer("w5 w6")["input_ids"] == [5, 6]
     assert [path.name for path in target.parent.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "written"),
+    [
+        ({"temperature": 0.6, "eos_token_id": 2}, {}, {"temperature": 0.6, "eos_token_id": 2}),
+        ({"top_p": 0.9}, {"eos_token_id": [2, 30]}, {"top_p": 0.9, "eos_token_id": [2, 30]}),
+        (None, {"temperature": 0.6, "eos_token_id": [2, 30]}, {"temperature": 0.6, "eos_token_id": [2, 30]}),
+        (None, {"eos_token_id": 2}, {"eos_token_id": 2}),
+    ],
+)
+def test_generation_settings_are_written_as_they_were_also_those_that_transformers_refuses_to_save(
+    llama_folder, tmp_path, generation, config, written
+):
+    """And the end tokens that answers were trained to end with are in them, wherever they came from."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(llama_folder, source)
+    (source / "generation_config.json").unlink()
+    if generation is not None:
+        (source / "generation_config.json").write_text(json.dumps(generation))
+    path = source / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    check_savable(source, field="model")
+    model = load_model(ModelOptions(path=str(source)), Ranks(), head=True)
+    for _ in range(2):  # a save leaves the model as it was
+        save_hf_folder(model, source, target, Ranks())
+        found = json.loads((target / "generation_config.json").read_text())
+        assert {name: found.get(name) for name in written} == written
+    again = load_model(ModelOptions(path=str(target)), Ranks(), head=True)
+    assert again.generation_config.eos_token_id == written["eos_token_id"]
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_removed(tied_llama_folder, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from actors.reward import FAILED, Judge, RewardOptions, RewardWorker, Sample, decode, place_scores
+from actors.reward import (
+    FAILED,
+    Judge,
+    RewardOptions,
+    RewardWorker,
+    Sample,
+    decode,
+    last_generated,
+    place_scores,
+)
 from neoproto.data import DataProto
 from neoproto.errors import RewardError
+from neoproto.eval.metrics import Answer, answer_metrics
 
 ARGUMENTS = "data_source, solution_str, ground_truth, extra_info"
 
@@ -98,6 +109,7 @@ def test_asynchronous_calls_overlap_up_to_the_limit(tmp_path: Path) -> None:
         ("raise TimeoutError('of its own')", "raised line 3: TimeoutError: of its own"),
         ("raise SystemExit(3)", "raised line 3: SystemExit: 3"),
         ("raise KeyboardInterrupt", "raised line 3: KeyboardInterrupt"),
+        ("raise GeneratorExit", "raised line 3: GeneratorExit"),
         ("import asyncio; raise asyncio.CancelledError", "raised line 3: CancelledError"),
     ],
 )
@@ -106,6 +118,63 @@ def test_a_bad_function_is_blamed_with_the_sample(tmp_path: Path, prefix: str, b
     assert said in text
     assert "sample q42 (data source letters, step 7)" in text
     assert "compute_score of " in text
+
+
+SAID = ("6*7=42 #### 42", "I think it is 42", "so the answer: 42", "no: 41", "perhaps 40")
+PRED = (
+    "number = solution_str.split()[-1]\n"
+    "    return {'score': float(number == '42'), 'pred': float(number) if len(number) % 2 else int(number)}"
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "votes"),
+    [
+        ({"style": "last_number"}, ["42", "42", "42", "41", "40"]),
+        ({"style": "rule", "data_source": "openai/gsm8k"}, ["42", "42", "42", "41", "40"]),
+        ({"style": "math_verify"}, ["42", "42", "42", "41", "40"]),
+        ({"style": "exact_match"}, list(SAID)),
+    ],
+)
+def test_a_vote_is_what_the_judge_compares(row: dict[str, Any], votes: list[str]) -> None:
+    judge = Judge(RewardOptions(tokenizer=""))
+    made = asyncio.run(judge.score([sample(text, ground_truth="42", **row) for text in SAID], votes=True))
+    judge.close()
+    assert [one.score.vote for one in made] == votes
+    answers = [Answer(vote=one.score.vote, accuracy=one.score.acc) for one in made]
+    assert answer_metrics({"q": answers})["maj@5"] == (1.0 if row["style"] != "exact_match" else 0.0)
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_a_function_tells_its_vote_as_pred(tmp_path: Path, prefix: str) -> None:
+    judge = custom(tmp_path, PRED, prefix=prefix)
+    made = asyncio.run(judge.score([sample(text) for text in (*SAID, "no number", "042")], votes=True))
+    judge.close()
+    assert [one.score.vote for one in made] == ["42", "42", "42", "41", "40", None, "42"]
+    assert made[5].failure is not None
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+def test_what_a_function_changes_in_place_is_seen_by_no_other_call(tmp_path: Path, prefix: str) -> None:
+    """All samples of a prompt share the row's objects."""
+    body = (
+        "extra_info['seen'].append(1)\n    ground_truth.append(1)\n"
+        "    return len(extra_info['seen']) + len(ground_truth)"
+    )
+    judge = custom(tmp_path, body, prefix=prefix)
+    row: dict[str, Any] = {"ground_truth": [0], "extra_info": {"seen": []}}
+    assert scores(judge, *(sample(uid=f"q{number}", **row) for number in range(3))) == [3.0] * 3
+    assert row == {"ground_truth": [0], "extra_info": {"seen": []}}
+    judge.close()
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "return 5", "await asyncio.sleep(0.1)"])
+def test_what_an_asynchronous_function_forks_does_not_come_back(tmp_path: Path, end: str) -> None:
+    body = f"import os\n    if os.fork() == 0: {end}\n    return 1"
+    assert scores(custom(tmp_path, body, prefix="async "), sample()) == [1.0]
+    pid, status = os.waitpid(-1, 0)
+    assert pid
+    assert os.waitstatus_to_exitcode(status) in (0, 1)
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])
@@ -196,6 +265,11 @@ def test_scores_go_to_the_last_response_token() -> None:
         place_scores([1.0, 1.0], torch.tensor([1, 0]), 4)
 
 
+def test_the_last_generated_token_is_the_last_of_the_mask() -> None:
+    mask = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]])
+    assert last_generated(mask, torch.tensor([4, 4, 2, 3])).tolist() == [3, 4, 2, 1]
+
+
 class Letters:
     """A tokenizer whose token 3 + i is the letter i, and whose others are special."""
 
@@ -243,8 +317,22 @@ def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.Monkey
     assert np.asarray(out["acc"]).tolist() == [1.0, 0.0]
     assert out["reward_failed"].tolist() == [0, 0]
     assert list(out["response_text"]) == ["cba", "cbb"]
+    assert "vote" not in out
+    assert list(asyncio.run(made.compute_score(batch(validate=True)))["vote"]) == ["cba", "cbb"]
     assert "response_text" not in asyncio.run(made.compute_score(batch())).non_tensor_batch
-    assert asyncio.run(made.stats())["samples"] == 4
+    assert asyncio.run(made.stats())["samples"] == 6
+
+
+def test_the_worker_scores_the_last_token_that_the_policy_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool's answer at the end of a response is no token of the policy's, and not in the loss."""
+    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,)), monkeypatch)
+    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]])
+    given = batch().union(DataProto.from_dict(tensors={"response_mask": mask}))
+    given.non_tensor_batch["reward_model"] = [
+        {"style": "exact_match", "ground_truth": truth} for truth in ("cba", "cbb")
+    ]
+    out = asyncio.run(made.compute_score(given))
+    assert out["token_level_scores"].tolist() == [[0, 0, 1.0, 0], [0, 0, 1.0, 0]]
 
 
 def test_the_worker_marks_answers_without_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,28 @@ def test_numbers_and_dictionaries_are_scores(returned: Any, score: float, acc: f
 def test_anything_else_is_refused(returned: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         to_score(returned)
+
+
+@pytest.mark.parametrize(
+    ("pred", "vote"),
+    [
+        (" 42 ", "42"),
+        (42, "42"),
+        (42.0, "42"),
+        (Decimal("42.00"), "42"),
+        (np.float32(0.5), "0.5"),
+        (torch.tensor(7), "7"),
+        (float("nan"), "nan"),
+        (["a", 1], "['a', 1]"),
+        (None, None),
+    ],
+)
+def test_pred_is_the_vote(pred: Any, vote: str | None) -> None:
+    assert to_score({"score": 1, "pred": pred}).vote == vote
+
+
+def test_without_pred_there_is_no_vote() -> None:
+    assert to_score({"score": 1}).vote is None
+    assert to_score({"score": 1, "pred": 10**5000}).vote == "1" + 5000 * "0"
+    assert to_score(1).vote is None
+    assert to_score({"score": 1, "pred": [10**5000]}).vote is None  # has no text

@@ -14,6 +14,7 @@ from actors.rewards import (
     exact_match,
     find_last_number,
     last_number,
+    number_text,
     reasoning_gym_score,
 )
 from neoproto.data.rows import rows_from_dicts
@@ -59,6 +60,20 @@ def test_last_number_compares_values() -> None:
     assert last_number("18", "… #### 18").acc == 1
     with pytest.raises(ValueError, match="the ground truth 'x' has no number"):
         last_number("1", "x")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        (("3", "3.0", "3.00", "+3", "003"), "3"),
+        (("100", "100.0", "1e2"), "100"),
+        (("0", "-0", "0.0", "-0.00"), "0"),
+        (("-.50", "-0.5"), "-0.5"),
+        (("1" + 40 * "0" + "1.0", "1" + 40 * "0" + "1"), "1" + 40 * "0" + "1"),
+    ],
+)
+def test_equal_numbers_share_a_text(numbers: tuple[str, ...], text: str) -> None:
+    assert {number_text(Decimal(number)) for number in numbers} == {text}
 
 
 def test_reasoning_gyms_verifier_gives_partial_credit_and_acc_is_exact() -> None:

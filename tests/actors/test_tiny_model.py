@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import string
 import subprocess
@@ -92,6 +93,16 @@ def test_the_key_changes_with_whatever_matters(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tiny_model, "RECIPE", 1000)
     keys.add(model_key(SMALL, ROWS))
     assert len(keys) == 5
+
+
+def test_messages_may_hold_whatever_a_row_may() -> None:
+    """A Parquet file can have a date beside each message."""
+
+    def key(day: int) -> str:
+        message = {"role": "user", "content": "a", "written": datetime.date(2026, 1, day)}
+        return model_key(SMALL, [{**ROWS[0], "prompt": [message]}])
+
+    assert key(1) == key(1) != key(2)
 
 
 def test_the_cache_makes_it_once(tmp_path: Path, folder: Path) -> None:

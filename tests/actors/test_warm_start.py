@@ -160,3 +160,28 @@ def test_label_smoothing_keeps_the_policy_unsure() -> None:
 def test_rows_without_answers_are_refused(rows: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         examples_of(rows)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "human", "content": "a"}, "roles are system, user and assistant, got human"),
+        ({"role": "assistant", "tool_calls": [{"id": 1}]}, "'dict object' has no attribute 'content'"),
+    ],
+)
+def test_a_row_that_the_chat_template_does_not_take_is_named(message: dict[str, Any], said: str) -> None:
+    row = {
+        "uid": "a.jsonl:7",
+        "prompt": [message, {"role": "user", "content": "b"}],
+        "reward_model": {"style": "exact_match", "ground_truth": "c"},
+    }
+    expected = f"^warm start: row a.jsonl:7: the tiny model's chat template refuses it: {said}$"
+    with pytest.raises(ConfigError, match=expected):
+        encode(examples_of([row]), build_tokenizer((), max_length=64), longest=64)
+
+
+def test_an_answer_may_continue_what_the_assistant_has_begun() -> None:
+    tokenizer = build_tokenizer((), max_length=64)
+    begun = Example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "c")
+    (ids,) = encode([begun], tokenizer, longest=64).input_ids_bt.tolist()
+    assert tokenizer.decode(ids).replace(" ", "").endswith("<|user|>a<|assistant|>bc" + tokenizer.eos_token)

@@ -22,8 +22,10 @@ def _layers(*names: str) -> frozenset[str]:
 
 # Layer -> the layers it may import, besides itself.
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "neoproto": frozenset(),
+    "neoproto": _layers("packages"),
     "neoproto.errors": frozenset(),
+    "neoproto.packages": frozenset(),
+    "neoproto.__main__": frozenset(),
     "neoproto.trace": frozenset(),
     "neoproto.wording": _layers("errors"),
     "neoproto.tables": _layers("wording"),
@@ -36,9 +38,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto.trainer": _layers(
         "errors", "wording", "config", "store", "data", "weights", "algorithms", "trace"
     ),
-    "meshes": _layers("errors", "wording", "config", "store", "data", "runtime"),
-    "actors": _layers("errors", "wording", "algorithms", "data", "store", "weights", "runtime"),
-    "configs": frozenset(),
+    "meshes": _layers("packages", "errors", "wording", "config", "store", "data", "runtime"),
+    "actors": _layers("packages", "errors", "wording", "algorithms", "data", "store", "weights", "runtime"),
+    "configs": _layers("packages"),
     "scripts": EVERYTHING,
     **dict.fromkeys(ENTRY_POINTS, EVERYTHING),
 }

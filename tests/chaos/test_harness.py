@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from meshes import procs
 from tests.chaos import faults
 from tests.chaos.harness import most_stale, play, whole_rows
 from tests.chaos.plan import KINDS, Plan, draw
@@ -44,17 +45,13 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
 def test_a_signal_and_a_pause(sleeper: subprocess.Popen[bytes]) -> None:
     pause = threading.Thread(target=faults.strike, args=(sleeper.pid, KINDS["delay"], 0.5))
     pause.start()
     time.sleep(0.2)
-    assert state(sleeper.pid) == "T"
+    assert procs.state(sleeper.pid) == "T"
     pause.join()
-    assert state(sleeper.pid) != "T"
+    assert procs.state(sleeper.pid) != "T"
     faults.strike(sleeper.pid, KINDS["kill-policy"], 0.0)
     assert sleeper.wait(10) == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):

@@ -20,12 +20,14 @@ from neoproto.data.prompts import read_rows
 from neoproto.run.compose import compose_run
 from neoproto.store import MemoryStore, use_store
 from neoproto.trainer.record import training_parts
+from neoproto.trainer.tracking import JsonlTracker
 from tests.docs.pages import ROOT, file_in
 from tests.neoproto.trainer.fakes import FakeGroup, FakePrompts, World
 from tests.neoproto.trainer.recording import Recorder
 
 EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+REPORTS = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
 EXAMPLES = ROOT / "docs" / "examples"
 
 
@@ -62,6 +64,26 @@ def test_the_reward_function_scores(tmp_path: Path) -> None:
     assert score("nus") == (1.0, 1.0)
     assert score("sun") == (0.0, 0.0)
     assert score("sunn") == (-0.1, 0.0)
+
+
+def test_the_reader_of_metrics_puts_the_lines_of_a_step_together(tmp_path: Path) -> None:
+    """Lines of a validation and a checkpoint have the step's number, and less in them than the step's own."""
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        tracker.log({"critic/score/mean": step / 2, "training/global_step": step}, step)
+        tracker.log({"val-core/words/acc/greedy": 0.5}, step)
+        tracker.log({"timing_s/save_checkpoint": 0.25}, step)
+    tracker.close()
+    (tmp_path / "read.py").write_text(file_in(REPORTS, "read_metrics.py"))
+    done = subprocess.run(
+        [sys.executable, "read.py", "metrics.jsonl"],
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "1 0.5 0.25\n2 1.0 0.25\n"
 
 
 def test_the_configuration_composes(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from meshes import procs
+
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "NEOPROTO_E2E"
 BOUND_S = 15.0
@@ -130,9 +132,8 @@ class Command:
         """Note which shared memory its processes use now; on a busy machine there is that of others too."""
         for pid in self.processes():
             with contextlib.suppress(OSError):
-                maps = Path(f"/proc/{pid}/maps").read_text()
                 # By inode: a semaphore is mapped under another name than it ends up with.
-                self._shared |= {int(inode) for inode in re.findall(r" (\d+) +/dev/shm/", maps)}
+                self._shared |= {inode for _, inode in procs.mapped_shm(pid)}
 
     def signal(self, signum: signal.Signals) -> Finished:
         """Send a signal to the controller alone, and wait for its end."""
@@ -148,8 +149,7 @@ class Command:
         found += [f"temporary {name}" for name in names if not NOT_OURS.fullmatch(name)]
         shared = [entry.name for entry in os.scandir(self.shm) if entry.inode() in self._shared]
         found += [f"shared memory {name}" for name in sorted(shared)]
-        sockets = Path("/proc/net/unix").read_text().splitlines()
-        return found + [f"socket {line.split()[-1]}" for line in sockets if str(self.tmp) in line]
+        return found + [f"socket {name}" for name in procs.unix_sockets(str(self.tmp))]
 
     def left_after(self, seconds: float) -> list[str]:
         """Wait until nothing is left; what is after `seconds`."""
@@ -161,11 +161,7 @@ class Command:
     def processes(self) -> dict[int, str]:
         """Living processes that carry the mark, with their command lines."""
         needle = f"{MARK}={self._mark}".encode()
-        return {
-            pid: name
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if (name := _marked(pid, needle)) is not None
-        }
+        return {pid: name for pid in procs.pids() if (name := _marked(pid, needle)) is not None}
 
     def worker(self, group: str, rank: int = 0) -> int:
         """The process of one rank, told by the log it writes to; not its children, which write there too."""
@@ -201,12 +197,10 @@ Start = Callable[..., Command]
 def _marked(pid: int, needle: bytes) -> str | None:
     """The command line of a living process with the needle in its environment."""
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        name = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        marked = needle in procs.environ(pid)
     except OSError:
         return None
-    return name if needle in environ and state not in "ZX" else None
+    return procs.command(pid) if marked and procs.lives(pid) else None
 
 
 def _output_of(pid: int) -> str | None:

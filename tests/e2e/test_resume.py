@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import time
+from collections.abc import Sequence
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +133,19 @@ def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path, tmp
     assert (two.folder / "weight_epoch").read_text() == "3\n"
 
 
-def test_an_asynchronous_run_loses_and_doubles_no_prompt(start: Start, built_in_model: Path) -> None:
+def test_an_asynchronous_run_loses_and_doubles_no_prompt(
+    start: Start, user_env: dict[str, str], built_in_model: Path
+) -> None:
     """A policy rank dies and the run restarts by itself; then the controller is killed and started again."""
+    user_env |= {"WANDB_MODE": "offline", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    services = [name for name in ("wandb", "mlflow") if util.find_spec(name) is not None]
     words = [
         "+smoke=tiny",
         "trainer.mode=decoupled_async",
         "trainer.save_freq=2",
         "trainer.on_failure=restart",
     ]
-    words += ["trainer.total_training_steps=12"]
+    words += ["trainer.total_training_steps=12", f"trainer.logger=[{','.join(['console', *services])}]"]
     first = start(*words)
     first.wait_for("step 3/")
     wait_for_checkpoint(first, "global_step_2")
@@ -169,3 +176,25 @@ def test_an_asynchronous_run_loses_and_doubles_no_prompt(start: Start, built_in_
     superseded = json_lines(done.folder / "metrics.superseded.jsonl")
     assert min(row["step"] for row in superseded) > 0
     assert not any(name.startswith(".") for name in saved(done.folder))
+    check_services(done.folder, services, superseded)
+
+
+def check_services(folder: Path, services: Sequence[str], superseded: Sequence[dict[str, Any]]) -> None:
+    """One run in each service for the folder and its three starts, which are told apart."""
+    if not services:
+        return
+    noted = json.loads((folder / "services.json").read_text())
+    assert set(noted["runs"]) == set(services)
+    _, *later = noted["starts"]
+    assert len(later) == 2
+    again = {row["step"] for row in superseded if "training/global_step" in row}
+    assert again == {step for one in later if one["first"] for step in range(one["first"], one["last"] + 1)}
+    if "wandb" in services:
+        runs = {path.name for path in folder.glob("wandb/offline-run-*/run-*.wandb")}
+        assert runs == {f"run-{noted['runs']['wandb']['id']}.wandb"}
+        assert len([*folder.glob("wandb/offline-run-*")]) == 2, "one for each process"
+    if "mlflow" in services:
+        (metric,) = (folder / "mlruns").rglob("critic/score/mean")
+        steps = [int(line.split()[2]) for line in metric.read_text().splitlines()]
+        assert set(steps) == set(range(1, 13))
+        assert len(steps) > 12

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from meshes import procs
+
 ROOT = Path(__file__).resolve().parents[2]
 MONARCH = Path(sys.executable).parent / "monarch"
 
@@ -36,7 +38,7 @@ class AppliedJob:
 
     def living(self) -> list[int]:
         """The hosts that live."""
-        return [pid for pid in self.hosts if _lives(pid)]
+        return [pid for pid in self.hosts if procs.lives(pid)]
 
 
 @contextlib.contextmanager
@@ -54,10 +56,3 @@ def applied(folder: Path, job: str = "local", **env: str) -> Iterator[AppliedJob
     finally:
         if (folder / ".monarch" / "job_state.pkl").exists():
             one.monarch("kill")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from pathlib import Path
 
+from meshes import procs
 from meshes.guardian import marked_processes
 
 
 def traces(run_id: str, controller: int | None = None) -> list[str]:
     """Everything found of a run, and of its controller's Monarch client if the controller is gone."""
-    found = [f"process {pid}: {_command(pid)}" for pid in marked_processes(run_id)]
+    found = [f"process {pid}: {procs.command(pid)[:120]}" for pid in marked_processes(run_id)]
     tmp = tempfile.gettempdir()
     prefixes = [f"np-{run_id}"] + ([] if controller is None else [f"np-client-{controller}-"])
     found += [f"folder {name}" for name in os.listdir(tmp) if name.startswith(tuple(prefixes))]
     found += [f"shm {name}" for name in os.listdir("/dev/shm") if run_id in name]
-    found += [
-        f"socket {line.split()[-1]}"
-        for line in Path("/proc/net/unix").read_text().splitlines()
-        if run_id in line
-    ]
-    return found
+    return found + [f"socket {name}" for name in procs.unix_sockets(run_id)]
 
 
 def wait_until_clean(run_id: str, controller: int | None, seconds: float) -> list[str]:
@@ -31,10 +26,3 @@ def wait_until_clean(run_id: str, controller: int | None, seconds: float) -> lis
     while (left := traces(run_id, controller)) and time.monotonic() < until:
         time.sleep(0.1)
     return left
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
-    except OSError:
-        return "gone"

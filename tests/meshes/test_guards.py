@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from meshes.guardian import MARK, marked_processes
-from meshes.guards import HostGuards, start_guardian
+from meshes.guardian import MARK, marked_processes, write_message
+from meshes.guards import Guardian, HostGuards, new_folder, start_guardian
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -50,16 +51,17 @@ def guardians(run_id: str) -> list[str]:
 
 
 def test_a_close_ends_what_is_left_and_says_so(guards: HostGuards, run_id: str, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("tmp0", "tmp1", "more")]
+    folders = [tmp_path / name for name in ("tmp0", "tmp1\n", "more")]
+    made = [new_folder(str(path)) for path in folders]
     for number in (0, 1):
-        folders[number].mkdir()
-        start_guardian(guards.address, run_id, f"m[{number}]", str(tmp_path / f"tmp{number}"))
+        start_guardian(guards.address, run_id, f"m\n[{number}]", made[number])
     guards.accept(2)
+    for folder in made:
+        folder.make()
     file = Path("/dev/shm") / f"np-{run_id}-x"
-    folders[2].mkdir()
     file.touch()
-    guards.tell(f"dir {folders[2]}", "m[1]")
-    guards.tell(f"shm np-{run_id}")
+    guards.tell("dir", str(folders[2]), made[2].owner, name="m\n[1]")
+    guards.tell("shm", f"np-{run_id}")
     process = marked(run_id)
     assert guards.sweep(10.0, again=False) == {}
     assert process.wait(10) == -9
@@ -69,7 +71,7 @@ def test_a_close_ends_what_is_left_and_says_so(guards: HostGuards, run_id: str, 
 
 def test_a_controller_that_is_gone_ends_the_run_and_what_was_just_being_started(run_id: str) -> None:
     guards = HostGuards("127.0.0.1", 1)
-    start_guardian(guards.address, run_id, "m[0]", "/nowhere/x")
+    start_guardian(guards.address, run_id, "m[0]", new_folder("/nowhere/x"))
     guards.accept(1)
     first = marked(run_id)
     guards.close()
@@ -79,11 +81,11 @@ def test_a_controller_that_is_gone_ends_the_run_and_what_was_just_being_started(
 
 
 def test_one_process_is_ended_if_it_is_the_runs(guards: HostGuards, run_id: str) -> None:
-    start_guardian(guards.address, run_id, "m[0]", "/nowhere/x")
+    start_guardian(guards.address, run_id, "m[0]", new_folder("/nowhere/x"))
     guards.accept(1)
     ours, other = marked(run_id), subprocess.Popen(SLEEP)
-    guards.tell(f"kill {other.pid}", "m[0]")
-    guards.tell(f"kill {ours.pid}", "m[0]")
+    guards.tell("kill", other.pid, name="m[0]")
+    guards.tell("kill", ours.pid, name="m[0]")
     assert ours.wait(10) == -9
     assert other.poll() is None
     other.kill()
@@ -93,19 +95,19 @@ def test_one_process_is_ended_if_it_is_the_runs(guards: HostGuards, run_id: str)
 def test_strangers_are_not_let_in(guards: HostGuards, run_id: str) -> None:
     where = (guards.address.host, guards.address.port)
     with socket.create_connection(where) as stranger:
-        stranger.sendall(b"0" * 32 + b" m[0]\n")
-        start_guardian(guards.address, run_id, "m[0]", "/nowhere/x")
+        stranger.sendall(b'["' + b"0" * 32 + b'", "m[0]"]\n')
+        start_guardian(guards.address, run_id, "m[0]", new_folder("/nowhere/x"))
         guards.accept(1)
-        guards.tell("dir /nowhere")
+        guards.tell("dir", "/nowhere", "x")
         assert stranger.recv(100) == b""
     assert guards.address.token not in repr(guards.address)
 
 
 def test_a_guardian_that_is_gone_is_named(guards: HostGuards) -> None:
     with socket.create_connection((guards.address.host, guards.address.port)) as guardian:
-        guardian.sendall(f"{guards.address.token} m[0]\n".encode())
+        guardian.sendall(write_message(guards.address.token, "m[0]"))
         guards.accept(1)
-    guards.tell("dir /nowhere")
+    guards.tell("dir", "/nowhere", "x")
     assert set(guards.sweep(1.0, again=True)) == {"m[0]"}
 
 
@@ -115,3 +117,48 @@ def test_a_guardian_that_does_not_come_is_not_waited_for_for_ever(
     monkeypatch.setattr("meshes.guards.CONNECT_S", 0.05)
     with pytest.raises(TimeoutError):
         guards.accept(1)
+
+
+def test_a_dismissed_guardian_goes_and_touches_nothing(tmp_path: Path) -> None:
+    guardian = Guardian(uuid.uuid4().hex)
+    guardian.make_folder(str(tmp_path / "sockets"))
+    guardian.dismiss()
+    assert guardian._process.returncode == 0
+    assert (tmp_path / "sockets").exists()
+
+
+def test_a_stopped_guardian_does_not_stay_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshes.guards.GO_S", 0.2)
+    guardian = Guardian(uuid.uuid4().hex)
+    os.kill(guardian.pid, signal.SIGSTOP)
+    guardian.dismiss()
+    assert guardian._process.returncode == -signal.SIGKILL
+
+
+def test_a_folder_that_is_there_already_is_not_guarded(tmp_path: Path) -> None:
+    guardian = Guardian(uuid.uuid4().hex)
+    with pytest.raises(FileExistsError):
+        guardian.make_folder(str(tmp_path))
+    with pytest.raises(ValueError, match="an absolute path, got 'relative'"):
+        guardian.make_folder("relative")
+    with pytest.raises(ValueError, match="the id of their run"):
+        guardian.guard_shm("np-")
+    assert (guardian.folders, guardian.shm_prefixes) == ([], [])
+    guardian.dismiss()
+
+
+def test_a_guardian_that_never_lives_is_given_up_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("meshes.guards.MOST_STARTS", 2)
+    guardian = Guardian(uuid.uuid4().hex)
+    first = guardian.pid
+    for number in (1, 2):
+        os.kill(guardian.pid, signal.SIGKILL)
+        until = time.monotonic() + 10
+        said = f"guardian {number} of run {guardian.run_id} died: signal 9"
+        while said not in caplog.text and time.monotonic() < until:
+            time.sleep(0.02)
+    assert guardian.pid != first
+    assert "if this process is killed now, its run stays behind" in caplog.text
+    guardian.dismiss()

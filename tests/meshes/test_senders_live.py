@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
+from meshes import procs
+from neoproto.errors import DeadlineExceeded, GroupBroken, RuntimeClosed, WorkerDied, WorkerInitError
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup, current_runtime
 from tests.meshes.leftovers import wait_until_clean
 from tests.meshes.workers import Caller, Greeter, Probe
@@ -39,13 +40,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_sync_calls_of_several_senders_have_one_order(runtime: Runtime) -> None:
@@ -85,7 +79,7 @@ def test_a_group_handed_to_a_worker_works_there_and_retains_nothing(runtime: Run
     pids = [one["pid"] for one in group.whoami()]
     del group
     gc.collect()
-    assert wait_for(lambda: not any(map(alive, pids))), "the worker's handle keeps nothing"
+    assert wait_for(lambda: not any(map(procs.lives, pids))), "the worker's handle keeps nothing"
     with pytest.raises(RuntimeClosed, match="probe"):
         caller.call("add", 1)
 
@@ -106,7 +100,7 @@ def test_the_last_reference_releases_the_workers(runtime: Runtime) -> None:
     assert call.result() == [1.0], "so does a call under way"
     del call
     gc.collect()
-    assert wait_for(lambda: not any(map(alive, pids)))
+    assert wait_for(lambda: not any(map(procs.lives, pids)))
     assert current_runtime() is runtime
 
 
@@ -129,16 +123,16 @@ def test_a_worker_makes_a_group_that_ends_with_it(runtime: Runtime) -> None:
     assert isinstance(failed.value.__cause__, LookupError)
     (dropped,) = second.make(pool, "nested")
     second.drop()
-    assert wait_for(lambda: not any(map(alive, dropped)))
+    assert wait_for(lambda: not any(map(procs.lives, dropped)))
     (closed,) = second.make_on("closed", processes_per_node=1)
     second.close_group()
-    assert not any(map(alive, closed))
-    assert all(map(alive, pids))
+    assert not any(map(procs.lives, closed))
+    assert all(map(procs.lives, pids))
     os.kill(caller.submit("pid").result()[0], signal.SIGKILL)
-    assert wait_for(lambda: not any(map(alive, pids))), "it goes when its maker dies"
+    assert wait_for(lambda: not any(map(procs.lives, pids))), "it goes when its maker dies"
     (pids,) = second.make(pool, "nested")
     caller.close()
-    assert not any(map(alive, pids)), "and when its maker is closed"
+    assert not any(map(procs.lives, pids)), "and when its maker is closed"
 
 
 def test_a_death_reaches_callers_in_workers(runtime: Runtime) -> None:
@@ -174,6 +168,14 @@ def test_fused_roles_share_their_processes(runtime: Runtime) -> None:
         group.role("other")
     with pytest.raises(AttributeError, match="no public method"):
         group.submit("add", (1,))
+    caller.keep(probe)
+    overrun = caller.submit("call", ("sleep", 60.0), timeout=2.0)
+    time.sleep(0.5)  # it runs by then
+    behind = greeter.submit("greet", ("you",))
+    with pytest.raises(DeadlineExceeded):
+        overrun.result()
+    with pytest.raises(GroupBroken, match="sleep overran"):
+        behind.result(timeout=10)  # admitted in time, so it waits behind
 
 
 def test_names_do_not_collide(runtime: Runtime) -> None:

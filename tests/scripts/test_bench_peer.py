@@ -38,9 +38,16 @@ def course(scripts: SimpleNamespace, tmp_path: Path) -> Any:
     return scripts.bench.Course(workload=workload, questions=questions, model=tmp_path / "model", rows=rows)
 
 
-def side(scripts: SimpleNamespace, seconds: float, sampled: float) -> Any:
+def side(scripts: SimpleNamespace, seconds: float, sampled: float, steps: int = 7) -> Any:
     return scripts.bench.Side(
-        startup_s=9.0, training_s=30.0, step_s=(seconds,) * 5, length=40.0, sampled=sampled, greedy=0.9
+        startup_s=9.0,
+        training_s=seconds * steps,
+        step_s=(seconds,) * max(1, steps - 2),
+        steps=steps,
+        enough=steps >= 7,
+        length=40.0,
+        sampled=sampled,
+        greedy=0.9,
     )
 
 
@@ -150,9 +157,71 @@ def test_quick_is_one_short_turn_and_mistakes_are_refused(
 
 def test_a_step_lasts_until_the_next_ones_end_and_the_first_are_left_out(scripts: SimpleNamespace) -> None:
     ends = [10.0, 13.0, 14.0, 15.0, 16.5, 17.0, 18.0, 19.0]
-    assert scripts.bench.step_seconds(ends, 3) == (1.0, 1.5, 0.5, 1.0, 1.0)
-    with pytest.raises(SystemExit, match="too few"):
-        scripts.bench.step_seconds(ends, 4)
+    assert scripts.bench.step_seconds(8.0, ends, 3) == ((1.0, 1.5, 0.5, 1.0, 1.0), True)
+    assert scripts.bench.step_seconds(8.0, ends, 4) == ((1.5, 0.5, 1.0, 1.0), False)
+    assert scripts.bench.step_seconds(8.0, ends[:2], 4) == ((2.0, 3.0), False)
+
+
+def test_a_turn_lasts_until_the_slower_side_has_enough_steps(scripts: SimpleNamespace) -> None:
+    options = scripts.bench.parse(["--cache", "/nowhere", "--seconds", "30"])
+    assert scripts.bench.seconds_of_a_turn(options, None) == 30
+    quick, slow = side(scripts, 1.0, 0.5), side(scripts, 20.0, 0.5, steps=6)
+    assert scripts.bench.seconds_of_a_turn(options, (quick, quick)) == 30
+    assert scripts.bench.seconds_of_a_turn(options, (quick, slow)) == 1.5 * 8 * 20
+
+
+def test_short_turns_count_for_want_of_others_and_are_marked(scripts: SimpleNamespace, course: Any) -> None:
+    short = (side(scripts, 9.0, 0.5), side(scripts, 1.0, 0.5, steps=6))
+    long = (side(scripts, 1.0, 0.5), side(scripts, 2.0, 0.5))
+    for pairs, ratio, mark in (([short, long], 0.5, None), ([short], 9.0, "4 timed step(s) a turn")):
+        step, samples, *_ = scripts.bench.figures_of(course, "grpo", pairs, (0.4, 0.8))
+        assert (step.value, step.incomplete, samples.incomplete) == (ratio, mark, mark)
+        assert step.detail["steps"]["trl"][0] == 6
+
+
+def test_a_peer_that_fails_leaves_the_finished_turns(
+    scripts: SimpleNamespace,
+    course: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def ours(*_: Any, steps: int, **__: Any) -> Any:
+        asked.append((steps, 0.0))
+        return side(scripts, 2.0, 0.6, steps=steps)
+
+    def peer(*_: Any, seconds: float, **__: Any) -> Any:
+        asked[-1] = (asked[-1][0], seconds)
+        if len(asked) == 3:
+            raise scripts.bench.BenchError("the peer failed with code 9:\nKilled")
+        return side(scripts, 20.0, 0.5, steps=round(seconds / 20)), {"trl": "1"}
+
+    bench = scripts.bench
+    for name, value in {
+        "ours": ours,
+        "peer": peer,
+        "score": lambda *_: (0.4, 0.8),
+        "prepare": lambda *_: course,
+        "peer_python": lambda _: tmp_path,
+    }.items():
+        monkeypatch.setattr(bench, name, value)
+    words = ["--workloads", "long_tailed", "--algorithms", "grpo", "--cache", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["bench_peer.py", *words])
+    with pytest.raises(SystemExit) as caught:
+        bench.main()
+    assert caught.value.code == 1
+    captured = capsys.readouterr()
+    assert captured.err == "error: the peer failed with code 9:\nKilled\n"
+    assert "long_tailed_grpo_3_ours: 2.000 s a step" in captured.out
+    told = json.loads(captured.out.splitlines()[-1])
+    assert told["problems"] == ["the peer failed with code 9:\nKilled"]
+    step = told["figures"][0]
+    assert (step["value"], step["incomplete"]) == (0.1, "2 of 3 turns")
+    # The first turn follows a guess; then the peer, at 20 s a step, gets its 12 steps.
+    assert asked[0] == (23, 46.0)
+    assert asked[1] == asked[2] == (120, 240.0)
 
 
 def test_figures_compare_medians_of_seconds_and_means_of_scores(

@@ -50,3 +50,9 @@ def test_types_limits_and_defaults_are_in_words(script: ModuleType) -> None:
     assert "| `on_failure` | `fail`, `restart` | `fail` |" in page
     assert "| `resume_from_path` | text or null | `null` |" in page
     assert "| `trainer.mode` | the modes are sync, separate_async and decoupled_async |" in page
+
+
+def test_an_option_without_a_default_is_required(script: ModuleType) -> None:
+    page = script.reference()
+    assert "Undefined" not in page
+    assert "| `resource_pool` | text | required | The pool it runs on. |" in page

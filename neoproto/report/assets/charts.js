@@ -27,27 +27,25 @@ function faded(colour, alpha) {
   return `rgba(${red},${green},${blue},${alpha})`;
 }
 
-function lineTraces(panel) {
+function lineTraces(card) {
+  const panel = card.panel;
   const several = DATA.runs.length > 1;
   const shades = DATA.runs.length - VIEW.hidden.size <= 3; // of more runs, shades hide each other
   const traces = [];
-  const named = new Set();
   for (const curve of panel.curves) {
-    if (VIEW.hidden.has(curve.run)) continue;
+    if (VIEW.hidden.has(curve.run) || card.off.has(curve.line)) continue;
     const run = DATA.runs[curve.run];
     const line = panel.lines[curve.line];
-    const colour = several ? runColour(curve.run) : LINE_COLOURS[curve.line % LINE_COLOURS.length];
+    const colour = colourOf(several ? curve.run : curve.line);
     const style = { color: colour, width: 1.8, dash: several ? DASHES[curve.line % DASHES.length] : "solid" };
     const x = xs(run, curve.axis);
     if (curve.band && curve.band.length === 2 && shades) {
-      const edge = { mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+      const edge = { mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
       traces.push({ ...edge, x: xs(run, curve.band[0].axis), y: curve.band[0].y });
-      traces.push({ ...edge, x: xs(run, curve.band[1].axis), y: curve.band[1].y, fill: "tonexty", fillcolor: faded(colour, several ? 0.07 : 0.12) });
+      traces.push({ ...edge, x: xs(run, curve.band[1].axis), y: curve.band[1].y, fill: "tonexty", fillcolor: faded(colour, several ? 0.09 : 0.14) });
     }
     const smooth = VIEW.smoothing > 0 && !line.markers;
-    if (smooth) {
-      traces.push({ x, y: curve.y, mode: "lines", line: { color: faded(colour, 0.25), width: 1 }, hoverinfo: "skip", showlegend: false });
-    }
+    if (smooth) traces.push({ x, y: curve.y, mode: "lines", line: { color: faded(colour, 0.3), width: 1 }, hoverinfo: "skip" });
     const dots = line.markers || x.length < 4;
     traces.push({
       x,
@@ -55,38 +53,68 @@ function lineTraces(panel) {
       name: plain(several ? `${run.name}${panel.lines.length > 1 ? `: ${line.label}` : ""}` : line.label),
       mode: dots ? "lines+markers" : "lines",
       line: style,
-      marker: { color: colour, size: 6, symbol: several ? curve.line % 8 : 0 },
-      showlegend: !several && panel.lines.length > 1,
+      marker: { color: colour, size: 6 },
     });
-    named.add(curve.line);
-  }
-  // With several runs colours are the runs' (see the bar above), and the legend says what the dashes are.
-  if (several && panel.lines.length > 1) {
-    for (const index of [...named].sort((a, b) => a - b)) {
-      const style = { color: "#52606d", width: 1.8, dash: DASHES[index % DASHES.length] };
-      traces.push({ x: [null], y: [null], mode: panel.lines[index].markers ? "lines+markers" : "lines", line: style,
-        marker: { color: "#52606d", size: 6, symbol: index % 8 }, name: plain(panel.lines[index].label), hoverinfo: "skip" });
-    }
   }
   return traces;
 }
 
-function stackedTraces(panel, run) {
-  const curves = panel.curves.filter((curve) => curve.run === run);
+// The parts of a step, those that take longest first, and the whole of it.
+function phasesOf(panel, curves) {
   const total = (curve) => curve.y.reduce((sum, value) => sum + (value || 0), 0);
   const whole = curves.filter((curve) => panel.lines[curve.line].label === "step");
   const parts = curves.filter((curve) => !whole.includes(curve)).sort((a, b) => total(b) - total(a));
+  return { parts, whole };
+}
+
+function stackedTraces(card, run) {
+  const panel = card.panel;
+  const { parts, whole } = phasesOf(panel, panel.curves.filter((curve) => curve.run === run && !card.off.has(curve.line)));
   const traces = parts.map((curve) => {
-    const colour = LINE_COLOURS[(curve.line - 1) % LINE_COLOURS.length];
+    const colour = colourOf(curve.line - 1);
     const common = { x: xs(DATA.runs[run], curve.axis), y: curve.y, name: plain(panel.lines[curve.line].label) };
     return curve.y.length <= 200 && !VIEW.time
       ? { ...common, type: "bar", marker: { color: faded(colour, 0.85) } }
       : { ...common, mode: "lines", stackgroup: "phases", line: { width: 0.5, color: colour }, fillcolor: faded(colour, 0.75) };
   });
   for (const curve of whole) {
-    traces.push({ x: xs(DATA.runs[run], curve.axis), y: curve.y, name: "whole step", mode: "lines", line: { color: "#1f2933", width: 1.5 } });
+    traces.push({ x: xs(DATA.runs[run], curve.axis), y: curve.y, name: "whole step", mode: "lines", line: { color: theme("--ink"), width: 1.5 } });
   }
   return traces;
+}
+
+// What the lines of a chart are. Beside the chart and not in it, where it would take the room of the curves. With several
+// runs colours are the runs' (see the bar above), and the legend says what the dashes are.
+function legendOf(card) {
+  const { panel } = card;
+  const drawn = new Set(panel.curves.map((curve) => curve.line));
+  let shown = panel.lines.map((_, index) => index).filter((index) => drawn.has(index));
+  if (panel.stacked) {
+    const { parts, whole } = phasesOf(panel, panel.curves.filter((curve) => curve.run === card.runs[0]));
+    const first = [...parts, ...whole].map((curve) => curve.line);
+    shown = [...first, ...shown.filter((line) => !first.includes(line))];
+  }
+  if (shown.length < 2) return null;
+  return el("div", { class: "legend" }, shown.map((index) => {
+    const line = panel.lines[index];
+    const part = panel.stacked && line.label !== "step";
+    const button = el("button", { type: "button", "aria-pressed": "true", title: `${line.metric}: show or hide`, onclick: () => {
+      if (!card.off.delete(index)) card.off.add(index);
+      button.setAttribute("aria-pressed", String(!card.off.has(index)));
+      draw(card);
+    } }, swatch(card, index, part), panel.stacked && !part ? "whole step" : line.label);
+    return button;
+  }));
+}
+
+function swatch(card, index, part) {
+  const several = DATA.runs.length > 1;
+  const ink = card.panel.stacked || several ? "var(--soft)" : `var(${colourName(index)})`;
+  if (part) return svg("svg", { width: 10, height: 10 }, svg("rect", { width: 10, height: 10, rx: 2, style: `fill: var(${colourName(index - 1)})` }));
+  const dash = several && !card.panel.stacked ? DASH_LENGTHS[index % DASH_LENGTHS.length] : "none";
+  const node = svg("svg", { width: 24, height: 10 }, svg("line", { x1: 0, y1: 5, x2: 24, y2: 5, "stroke-width": 2, "stroke-dasharray": dash, style: `stroke: ${ink}` }));
+  if (card.panel.lines[index].markers) node.append(svg("circle", { cx: 12, cy: 5, r: 3.2, style: `fill: ${ink}` }));
+  return node;
 }
 
 // 1, 2 and 5 in each decade where there are few of these, else powers of ten.
@@ -111,15 +139,14 @@ function logTicks(traces) {
 }
 
 function layout(panel, log, traces) {
-  const legend = traces.filter((trace) => trace.showlegend !== false && trace.name !== undefined).length > 1;
-  const axis = { gridcolor: "#eceff3", zerolinecolor: "#cbd2d9", automargin: true, tickfont: { size: 11 } };
+  const axis = { gridcolor: theme("--grid"), zerolinecolor: theme("--zero"), automargin: true, tickfont: { size: 11, color: theme("--soft") } };
   return {
-    margin: { l: 52, r: 10, t: 24, b: 34 },
-    modebar: { bgcolor: "rgba(255,255,255,0)", color: "#aab4be", activecolor: "#2563eb" },
-    font: { family: "system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif", size: 12, color: "#1f2933" },
+    margin: { l: 52, r: 10, t: 12, b: 34 },
+    modebar: { bgcolor: theme("--card"), color: theme("--soft"), activecolor: theme("--accent") },
+    font: { family: "system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif", size: 12, color: theme("--soft") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    hovermode: "x unified", hoverlabel: { font: { size: 12 }, namelength: 40 },
-    showlegend: legend, legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.3, yanchor: "top", font: { size: 11 } },
+    hovermode: "x unified", hoverlabel: { font: { size: 12, color: theme("--ink") }, namelength: 40, bgcolor: theme("--card"), bordercolor: theme("--field-line") },
+    showlegend: false,
     barmode: "stack", bargap: 0.12,
     xaxis: { ...axis, title: { text: VIEW.time ? "minutes since the first line" : "step", font: { size: 11 }, standoff: 4 } },
     yaxis: { ...axis, ...(log ? logTicks(traces) : { tickmode: "auto" }), title: { text: plain(panel.unit), font: { size: 11 }, standoff: 6 }, type: log ? "log" : "linear",
@@ -133,7 +160,7 @@ const PLOT_OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRem
 function draw(card) {
   card.drawn = true;
   if (!card.panel.stacked) {
-    const traces = lineTraces(card.panel);
+    const traces = lineTraces(card);
     Plotly.react(card.plots[0], traces, layout(card.panel, card.log, traces), PLOT_OPTIONS);
     return;
   }
@@ -141,7 +168,7 @@ function draw(card) {
     const run = card.runs[index];
     plot.parentNode.classList.toggle("hidden", VIEW.hidden.has(run));
     if (VIEW.hidden.has(run)) return;
-    const traces = stackedTraces(card.panel, run);
+    const traces = stackedTraces(card, run);
     const shape = layout(card.panel, card.log, traces);
     if (card.most && !card.log) shape.yaxis.range = [0, card.most];
     Plotly.react(plot, traces, shape, PLOT_OPTIONS);
@@ -169,7 +196,7 @@ function tallest(panel) {
 }
 
 function panelCard(panel) {
-  const card = { panel, log: panel.log, drawn: false, runs: [0], plots: [] };
+  const card = { panel, log: panel.log, drawn: false, runs: [0], plots: [], off: new Set(), asked: false };
   const logButton = el("button", { class: "plain", type: "button", title: "logarithmic axis", "aria-pressed": String(card.log),
     onclick: () => { card.log = !card.log; logButton.setAttribute("aria-pressed", String(card.log)); draw(card); } }, "log");
   const wideButton = el("button", { class: "plain", type: "button", title: "over the whole width", "aria-pressed": "false",
@@ -193,12 +220,29 @@ function panelCard(panel) {
     const name = panel.stacked && DATA.runs.length > 1 ? el("div", { class: "small" }, runDot(run), " ", DATA.runs[run].name) : null;
     plots.append(el("div", {}, name, plot));
   }
-  card.node.append(plots);
+  card.node.append(...[legendOf(card), plots].filter(Boolean));
+  card.node.classList.toggle("zero", Boolean(panel.zero));
   CARDS.push(card);
   return card.node;
 }
 
-const runDot = (run) => el("span", { class: "dot", style: { background: runColour(run) } });
+const runDot = (run) => el("span", { class: "dot", style: { background: `var(${colourName(run)})` } });
+
+// Panels that are 0 throughout, by their names: one click draws them.
+function zeros(panels) {
+  const quiet = panels.filter((panel) => panel.zero);
+  if (!quiet.length) return null;
+  return el("div", { class: "zeros" }, "0 throughout:", quiet.map((panel) => {
+    const button = el("button", { class: "plain", type: "button", title: "draw it", onclick: () => {
+      const card = CARDS.find((one) => one.panel === panel);
+      card.asked = true;
+      card.node.classList.remove("zero");
+      button.remove();
+      draw(card);
+    } }, panel.title);
+    return button;
+  }));
+}
 
 // Any metric by name, also those that have no panel.
 function explorerCard() {
@@ -228,5 +272,6 @@ function watchCards() {
     }
   }, { rootMargin: "600px" });
   for (const card of CARDS) watcher.observe(card.node);
-  window.addEventListener("beforeprint", () => CARDS.forEach((card) => draw(card)));
+  DARK.addEventListener("change", redraw);
+  window.addEventListener("beforeprint", () => CARDS.filter((card) => !card.node.classList.contains("zero")).forEach(draw));
 }

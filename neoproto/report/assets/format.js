@@ -2,10 +2,15 @@
 // Small helpers. Whatever comes from a run is put into the page by `textContent` alone, never as markup.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const RUN_COLOURS = ["#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#8a6d1d", "#0e7490", "#64748b", "#d64545", "#4d7c0f", "#a16207", "#c084fc"];
-const LINE_COLOURS = ["#2563eb", "#e07b00", "#15803d", "#b3266e", "#7c3aed", "#0e7490", "#8a6d1d", "#64748b", "#d64545", "#4d7c0f"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-const runColour = (run) => RUN_COLOURS[run % RUN_COLOURS.length];
+const DASH_LENGTHS = ["none", "6 3", "2 3", "6 3 2 3", "10 3", "10 3 2 3"];
+
+// Colours are the style sheet's, which has them for light and for dark: of runs and lines by number.
+const COLOURS = 12;
+const DARK = window.matchMedia("(prefers-color-scheme: dark)");
+const colourName = (index) => `--c${(index + COLOURS) % COLOURS}`;
+const theme = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colourOf = (index) => theme(colourName(index));
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -32,6 +37,9 @@ function number(value, unit = "") {
   return value.toExponential(2);
 }
 
+// Of a share or a score, which stand beside each other: always so many digits.
+const share = (value) => (value === null || value === undefined ? "–" : Math.abs(value) < 100 ? value.toFixed(3) : number(value));
+
 function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
@@ -40,8 +48,18 @@ function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} d`;
 }
 
+function svg(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
 // Plotly reads a little markup in names; this makes it read none.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+// A long name may be cut after what divides it.
+const cuttable = (text) => text.split(/(?<=[/_])/).flatMap((part, index) => (index ? [el("wbr"), part] : [part]));
 
 function table(heads, rows, numeric = () => false) {
   const head = el("tr", {}, heads.map((name, column) => el("th", { class: numeric(column) ? "num" : null }, name)));

@@ -3,13 +3,10 @@
 function header() {
   const runs = DATA.runs;
   const top = document.getElementById("top");
-  top.append(el("h1", {}, DATA.title));
-  if (runs.length === 1) {
-    top.append(el("div", { class: "small" }, el("span", { class: `badge${runs[0].complete ? "" : " open"}` }, headline(runs[0])), " ",
-      el("span", { class: "soft" }, `${runs[0].folder} · written ${DATA.written}`)));
-  } else {
-    top.append(el("div", { class: "small soft" }, `written ${DATA.written}`));
-  }
+  const several = runs.length > 1;
+  top.append(el("h1", {}, several ? `${runs.length} runs` : DATA.title), el("div", { class: "small soft" }, `written ${DATA.written}`));
+  runs.forEach((run, index) => top.append(el("div", { class: "run" }, several ? [runDot(index), el("b", {}, run.name)] : null,
+    el("span", { class: `badge${run.complete ? "" : " open"}` }, headline(run)), el("span", { class: "soft" }, run.folder))));
 }
 
 function controlBar() {
@@ -24,6 +21,8 @@ function controlBar() {
     const wanted = find.value.trim().toLowerCase();
     for (const card of CARDS) card.node.classList.toggle("hidden", !card.node.dataset.find.includes(wanted));
     for (const box of document.querySelectorAll("section.charts")) box.classList.toggle("hidden", !box.querySelector(".card:not(.hidden)"));
+    // What a person looks for is drawn, also if it is 0 throughout.
+    for (const card of CARDS) card.node.classList.toggle("zero", Boolean(card.panel.zero) && !card.asked && !wanted);
   });
   const controls = [el("label", {}, "x", axis), el("label", {}, "smoothing", smooth), find];
   bar.append(el("div", { class: "row" }, links), el("div", { class: "row" }, controls, DATA.runs.length > 1 ? runChips() : null));
@@ -43,8 +42,8 @@ function runChips() {
 function chartSections() {
   const titles = [...new Set(DATA.panels.map((panel) => panel.section))];
   return titles.map((title) => {
-    const box = section(title.toLowerCase().replace(/[^a-z]+/g, "-"), title,
-      el("div", { class: "grid" }, DATA.panels.filter((panel) => panel.section === title).map(panelCard)));
+    const panels = DATA.panels.filter((panel) => panel.section === title);
+    const box = section(title.toLowerCase().replace(/[^a-z]+/g, "-"), title, el("div", { class: "grid" }, panels.map(panelCard)), zeros(panels));
     box.classList.add("charts");
     return box;
   });

@@ -14,7 +14,8 @@ function sampleRows(samples) {
       found.push({ run, question, step, label, answer, score, accuracy, verdict: verdict(accuracy) });
     }
   });
-  return found;
+  // The runs' answers to a question stand below each other.
+  return found.sort((a, b) => a.question - b.question || a.step - b.step || a.label - b.label || a.run - b.run);
 }
 
 // Questions answered wrong at the first step shown and right at the last, or the other way round, per run and way of drawing.
@@ -74,10 +75,10 @@ function samplesSection() {
       onkeydown: (event) => { if (event.key === "Enter") pick(); } },
       several ? el("td", {}, runDot(row.run)) : null,
       el("td", { class: "num" }, row.step),
-      el("td", {}, samples.labels[row.label]),
+      el("td", { class: "minor" }, samples.labels[row.label]),
       el("td", { class: "text" }, el("div", { class: "clamp" }, question[2])),
       el("td", { class: `text ${row.verdict}` }, el("div", { class: "clamp" }, row.answer)),
-      el("td", { class: "text" }, el("div", { class: "clamp" }, question[3])),
+      el("td", { class: "text minor" }, el("div", { class: "clamp" }, question[3])),
       el("td", { class: "num" }, number(row.score)));
   }
 
@@ -109,6 +110,7 @@ function samplesSection() {
   const heads = [...(several ? [""] : []), "step", "draw", "question", "answer", "expected", "score"];
   const list = table(heads, [], (column) => ["step", "score"].includes(heads[column]));
   list.querySelector("tbody").replaceWith(body);
+  list.querySelectorAll("th").forEach((cell, column) => cell.classList.toggle("minor", ["draw", "expected"].includes(heads[column])));
   const left = samples.all_questions - samples.questions.length;
   show();
   compare();

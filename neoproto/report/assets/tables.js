@@ -1,7 +1,7 @@
 // What is not a curve: final figures, differences, topology, configuration.
 
 function section(id, title, ...children) {
-  return el("section", { id, "data-title": title }, el("h2", {}, title), children);
+  return el("section", { id, "data-title": title.replace(/ of the .*/, "") }, el("h2", {}, title), children);
 }
 
 function headline(run) {
@@ -17,29 +17,43 @@ function notes() {
 function overview() {
   const box = section("overview", "Overview", notes());
   if (DATA.runs.length === 1) {
-    const tiles = DATA.figures.map((row) => el("div", { class: "tile" },
-      el("b", {}, number(row.values[0], row.unit), row.unit && row.unit !== "s" ? el("span", { class: "unit" }, ` ${row.unit}`) : null),
-      el("span", {}, row.name)));
-    box.append(el("div", { class: "tiles" }, tiles));
+    box.append(el("div", { class: "tiles" }, DATA.figures.map((row) => el("div", { class: "tile" },
+      el("span", { class: "name" }, cuttable(row.name)), el("b", {}, figure(row, 0), row.unit && row.unit !== "s" ? el("span", { class: "unit" }, ` ${row.unit}`) : null)))));
     return box;
   }
-  const heads = ["", ...DATA.runs.map((run) => run.name), "unit"];
-  const state = el("tr", {}, el("td", {}, "State"), DATA.runs.map((run) => el("td", { class: "num" }, headline(run))), el("td"));
-  const rows = DATA.figures.map((row) => el("tr", {}, el("td", {}, row.name),
-    row.values.map((value) => el("td", { class: "num" }, number(value, row.unit))), el("td", { class: "soft" }, row.unit === "s" ? "" : row.unit)));
-  box.append(el("div", { class: "card" }, table(heads, [state, ...rows], (column) => column > 0 && column < heads.length - 1)));
+  const rows = DATA.figures.map((row) => el("tr", {},
+    el("td", {}, cuttable(row.name), row.unit && row.unit !== "s" ? el("span", { class: "unit" }, ` ${row.unit}`) : null),
+    row.values.map((_, run) => el("td", { class: "num" }, runDot(run), figure(row, run)))));
+  box.append(el("div", { class: "card" }, runTable("", rows, true)));
+  return box;
+}
+
+// From the first value to the last, and the best where it is another.
+function figure(row, run) {
+  const value = row.values[run];
+  if (!row.first || value === null) return number(value, row.unit);
+  const best = row.best[run];
+  return [el("span", { class: "from" }, `${share(row.first[run])} → `), share(value),
+    best > value ? el("span", { class: "unit" }, ` best ${share(best)}`) : null];
+}
+
+// A column for each run; in a narrow window each run's value has the run's dot before it.
+function runTable(first, rows, numeric) {
+  const heads = [first, ...DATA.runs.map((run, index) => [runDot(index), ` ${run.name}`])];
+  const box = table(heads, rows, (column) => numeric && column > 0);
+  box.classList.add("runs");
   return box;
 }
 
 function differencesSection() {
   if (DATA.runs.length < 2) return null;
   if (!DATA.differences.length) return section("differences", "Differences of the configurations", el("div", { class: "soft" }, "None."));
-  const rows = DATA.differences.map((row) => el("tr", {}, el("td", { class: "mono" }, row.key), row.values.map((value) => el("td", { class: "text mono" }, value))));
-  return section("differences", "Differences of the configurations",
-    el("div", { class: "card" }, table(["key", ...DATA.runs.map((run) => run.name)], rows)));
+  const rows = DATA.differences.map((row) => el("tr", {}, el("td", { class: "mono" }, row.key),
+    row.values.map((value, run) => el("td", { class: "value mono" }, runDot(run), value))));
+  return section("differences", "Differences of the configurations", el("div", { class: "card" }, runTable("key", rows, false)));
 }
 
-const MODEL_COLOURS = { actor: "#2563eb", rollout: "#e07b00", critic: "#15803d", reference: "#7c3aed", reward: "#b3266e" };
+const MODEL_COLOURS = { actor: 0, rollout: 1, critic: 2, reward: 3, reference: 4 };
 
 function topologyOf(run) {
   const topology = run.topology;
@@ -49,7 +63,7 @@ function topologyOf(run) {
     el("div", {}, el("b", {}, cluster.name), el("span", { class: "soft" }, `  ${cluster.nodes.length} node${cluster.nodes.length > 1 ? "s" : ""}${cluster.kind ? `, ${cluster.kind}` : ""}`)),
     cluster.nodes.map((devices, node) => el("div", { class: "node" }, el("span", { class: "name" }, `node ${node}`),
       devices.map((models, device) => el("div", { class: "device" }, el("span", { class: "soft" }, `device ${device}`),
-        models.length ? models.map((model) => el("span", { class: "model", style: { background: MODEL_COLOURS[roles.get(model)] || "#64748b" } }, model))
+        models.length ? models.map((model) => el("span", { class: "model", style: { background: `var(${colourName(MODEL_COLOURS[roles.get(model)] ?? 7)})` } }, model))
           : el("span", { class: "model none" }, "unused")))))));
   const heads = Object.keys(topology.rows[0] || {});
   const rows = topology.rows.map((row) => el("tr", {}, heads.map((name) => el("td", { class: name === "ranks" ? "num" : null }, row[name]))));

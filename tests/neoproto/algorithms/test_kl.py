@@ -92,6 +92,7 @@ def test_the_penalty_by_hand() -> None:
     assert float(result.mean_kl) == 1.5
     empty = apply_kl_in_reward(scores, log_probs, torch.zeros(3, 2), 0 * mask, 0.5, "k1")
     assert float(empty.mean_kl) == 0.0
+    assert empty.rows == 0
 
 
 def test_unknown_kind_and_shapes_are_named() -> None:

@@ -14,6 +14,7 @@ from neoproto.algorithms.masking import (
     masked_sum,
     masked_var,
     masked_whiten,
+    onto_masked,
     require_same_shape,
     sequence_lengths,
 )
@@ -87,6 +88,37 @@ def test_whitened_values_have_mean_zero_and_variance_one() -> None:
 def test_whitening_constants_gives_zeros(tokens: int) -> None:
     mask = (torch.arange(4) < tokens).long()[None]
     assert masked_whiten(torch.full((1, 4), 7.0), mask).tolist() == [[0.0] * 4]
+
+
+@pytest.mark.parametrize("value", [0.1, -1e-3, 70.3, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_values_have_no_spread_at_all(value: float, dtype: torch.dtype) -> None:
+    values = torch.full((256, 512), value, dtype=dtype)
+    mask = (torch.rand(256, 512, generator=generator(1)) < 0.9).long()
+    assert masked_var(values, mask).item() == 0.0
+    assert int(masked_whiten(values, mask).count_nonzero()) == 0
+    assert torch.equal(masked_whiten(values, mask, shift_mean=False), fill_masked(values, mask))
+
+
+def test_whitening_is_as_exact_as_float64_far_from_zero() -> None:
+    values = 70.0 + 1e-3 * randn(generator(2), 64, 128).float()
+    mask = torch.ones(64, 128)
+    white = masked_whiten(values.double(), mask)
+    torch.testing.assert_close(masked_whiten(values, mask), white.float())
+    assert masked_whiten(values, mask).dtype == torch.float32
+
+
+def test_what_lies_outside_the_mask_goes_onto_the_last_token_before_it() -> None:
+    nan = math.nan
+    values = torch.tensor([[1.0, 2, 4, 8, nan], [1, 2, 4, 8, 16], [nan, 1, 1, 1, 1], [0, 0, 0, 5, nan]])
+    mask = torch.tensor([[1, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]])
+    real = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
+    assert onto_masked(values, mask, real).tolist() == [
+        [3.0, 0, 12, 0, 0],
+        [0, 0, 7, 24, 0],
+        [0, 0, 0, 0, 0],
+        [0, 0, 0, 5, 0],
+    ]
 
 
 def test_gradient_does_not_reach_masked_values() -> None:

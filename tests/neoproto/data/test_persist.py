@@ -1,11 +1,17 @@
+import datetime
+import decimal
 import json
 import pickle
+import struct
+import uuid
+import zoneinfo
 
 import numpy as np
 import pytest
 import torch
 
 from neoproto.data import DataProto
+from neoproto.data.persist import json_text
 
 
 class Custom:
@@ -91,6 +97,35 @@ def test_a_file_cut_short_is_refused(tmp_path):
         DataProto.load_from_disk(file)
 
 
+def changed(header: bytes, column: bytes = b"") -> bytes:
+    """A file with this header."""
+    return b"NEOPROTO\x01" + struct.pack("<Q", len(header)) + header + column
+
+
+DEEP = b"[" * 5000 + b"]" * 5000
+OBJECTS = {"name": "x", "kind": "objects", "dtype": "", "shape": [1], "nbytes": len(DEEP)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        changed(DEEP),
+        changed(b"[]"),
+        changed(b'{"columns": [{}], "meta_info": {}}'),
+        changed(b'{"columns": 3, "meta_info": {}}'),
+        changed(b'{"columns": [], "meta_info": {"a": {"$": "decimal", "text": "x"}}}'),
+        changed(b'{"columns": [], "meta_info": {"a": {"$": "what"}}}'),
+        changed(json.dumps({"columns": [OBJECTS], "meta_info": {}}).encode(), DEEP),
+        b"NEOPROTO\x01" + b"\xff" * 8,
+    ],
+)
+def test_a_file_that_was_changed_is_refused(tmp_path, content):
+    file = tmp_path / "batch.bin"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^.*batch\.bin: the (header of the )?saved batch is damaged: "):
+        DataProto.load_from_disk(file)
+
+
 def test_the_header_is_plain_json(tmp_path):
     file = tmp_path / "batch.bin"
     DataProto.from_dict({"x": torch.zeros(2, 3)}).save_to_disk(file)
@@ -98,3 +133,41 @@ def test_the_header_is_plain_json(tmp_path):
     assert header["columns"] == [
         {"name": "x", "kind": "tensor", "dtype": "float32", "shape": [2, 3], "nbytes": 24}
     ]
+
+
+def test_dates_decimals_and_uuids_come_back(tmp_path):
+    class Stamp(datetime.datetime):
+        """Of a library that counts nanoseconds."""
+
+        nanosecond = 0
+
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    values = [
+        datetime.date(2026, 2, 28),
+        datetime.datetime(2026, 2, 28, 1, 2, 3, 4),
+        datetime.datetime(2026, 10, 25, 2, 30, tzinfo=zone, fold=1),
+        datetime.datetime(2026, 2, 28, tzinfo=datetime.timezone(datetime.timedelta(hours=3))),
+        datetime.time(23, 59, 1),
+        datetime.timedelta(days=-1, microseconds=7),
+        decimal.Decimal("1.10"),
+        uuid.UUID(int=7),
+        {decimal.Decimal(1): datetime.date(2026, 1, 1)},
+        float("-inf"),
+    ]
+    file = tmp_path / "batch.bin"
+    DataProto.from_dict(non_tensors={"info": [*values, Stamp(2026, 1, 1)]}).save_to_disk(file)
+    back = DataProto.load_from_disk(file)["info"].tolist()
+    assert back == [*values, datetime.datetime(2026, 1, 1)]
+    assert [type(one) for one in back[:-1]] == [type(one) for one in values]
+    assert (back[2].tzinfo, back[2].fold, back[2].utcoffset()) == (zone, 1, values[2].utcoffset())
+    assert str(back[6]) == "1.10"
+    Stamp.nanosecond = 1
+    with pytest.raises(ValueError, match="Stamp: only a pickle"):
+        DataProto.from_dict(non_tensors={"info": [Stamp(2026, 1, 1)]}).save_to_disk(file)
+
+
+def test_a_text_of_values_depends_on_them_and_not_on_the_order_of_keys():
+    one = {"b": datetime.date(2026, 1, 1), "a": [float("nan"), b"x", np.int64(3)]}
+    assert json_text(one) == json_text(dict(reversed(one.items())))
+    assert json_text({1: 2, "a": uuid.UUID(int=1)}) != json_text({1: 2, "a": uuid.UUID(int=2)})
+    assert json_text(one) != json_text({**one, "b": datetime.date(2026, 1, 2)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from neoproto.data.prompts import (
     PromptRow,
     encode_prompts,
     load_tokenizer,
+    today,
 )
 from neoproto.errors import ConfigError
 
@@ -35,6 +38,20 @@ def tokenizer(chat_template: str | None = TEMPLATE, pad: str | None = "<pad>") -
     )
     made.chat_template = chat_template
     return made
+
+
+class Spy:
+    """A tokenizer that remembers what it was given."""
+
+    def __init__(self, inner: PreTrainedTokenizerFast) -> None:
+        self._inner, self.texts = inner, list[str]()
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        self.texts = texts
+        return self._inner(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def prompt(text: str, index: int = 0) -> PromptRow:
@@ -188,6 +205,89 @@ def test_the_epoch_is_that_of_the_next_batch() -> None:
         seen.append(loader.epoch)
         loader.next_indices()
     assert seen == [0, 0, 1, 1, 2]
+
+
+CHATML = (
+    "{% for m in messages %}[{{ m.role }}] {{ m['content'] }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def asked(*messages: tuple[str, str]) -> PromptRow:
+    return dataclasses.replace(
+        prompt(""), messages=tuple({"role": role, "content": content} for role, content in messages)
+    )
+
+
+def test_an_answer_continues_the_assistants_last_message() -> None:
+    spy = Spy(tokenizer(CHATML))
+    rows = [
+        asked(("user", "a"), ("assistant", "b")),
+        asked(("user", "a")),
+        asked(("user", "a"), ("assistant", "")),
+    ]
+    encode_prompts(rows, spy, 16)
+    assert spy.texts == [
+        "[user] a </s> [assistant] b",
+        "[user] a </s> [assistant] ",
+        "[user] a </s> [assistant] ",
+    ]
+    encode_prompts(rows[:1], spy, 16, chat_template="plain")
+    assert spy.texts == ["a\nb"]
+
+
+def test_a_message_of_tool_calls_alone_needs_no_content() -> None:
+    calls = {"role": "assistant", "tool_calls": [{"function": {"name": "b"}}]}
+    row = asked(("user", "a"), ("tool", "c"))
+    row = dataclasses.replace(row, messages=(row.messages[0], calls, row.messages[1]))
+    template = "{% for m in messages %}{{ m.content or m.tool_calls[0].function.name }} {% endfor %}"
+    spy = Spy(tokenizer(template))
+    for chosen, text in ((None, "a b c "), ("plain", "a\nc")):
+        encode_prompts([row], spy, 16, chat_template=chosen)
+        assert spy.texts == [text]
+
+
+def test_a_last_message_that_the_template_drops_cannot_be_continued() -> None:
+    one_turn = "{% for m in messages if m.role == 'user' %}{{ m['content'] }}{% endfor %}"
+    said = r"^letters\.jsonl:0: the chat template cannot be rendered: continue_final_message is set but"
+    with pytest.raises(ConfigError, match=said):
+        encode_prompts([asked(("user", "a"), ("assistant", "b"))], tokenizer(one_turn), 16)
+
+
+def test_a_role_that_neither_we_nor_the_template_know_is_refused() -> None:
+    said = r"^letters\.jsonl:0: prompt\[0\]\.role: system, .*or one that the chat template names, .*got "
+    for role in ("human", "", "User"):
+        with pytest.raises(ConfigError, match=said + repr(role)):
+            encode_prompts([asked((role, "a"))], tokenizer(CHATML), 16)
+    names_it = CHATML + "{# m['role'] == 'human' #}"
+    assert len(encode_prompts([asked(("human", "a"), ("tool", "b"))], tokenizer(names_it), 16)) == 1
+
+
+TELLS_DATE = "{{ strftime_now('%d %b %Y %H:%M') }} {% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def test_a_template_is_told_the_date_of_the_run_and_nothing_of_the_clock() -> None:
+    spy = Spy(tokenizer(TELLS_DATE))
+    done = encode_prompts([prompt("a")], spy, 16, date="2026-02-28")
+    assert (spy.texts, done.date) == (["28 Feb 2026 00:00 a"], "2026-02-28")
+    assert encode_prompts([prompt("a")], spy, 16).date == today()
+    assert spy.texts[0].startswith(datetime.date.today().strftime("%d %b %Y 00:00"))
+    assert encode_prompts([prompt("a")], tokenizer(), 16, date="2026-02-28").date is None
+    assert encode_prompts([prompt("a")], spy, 16, chat_template="plain").date is None
+
+
+def test_a_position_in_prompts_of_another_day_is_named_as_that() -> None:
+    def loader(day: str) -> PromptLoader:
+        return PromptLoader(encode_prompts([prompt("a")], tokenizer(TELLS_DATE), 16, date=day), 1)
+
+    state = loader("2026-02-28").state_dict()
+    loader("2026-02-28").load_state_dict(state)
+    said = r"^data\.date: got 2026-03-01, but the saved position is of prompts told 2026-02-28$"
+    with pytest.raises(ConfigError, match=said):
+        loader("2026-03-01").load_state_dict(state)
+    del state["date"]
+    with pytest.raises(ConfigError, match=r"; they are told the date 2026-03-01, data.date names another$"):
+        loader("2026-03-01").load_state_dict(state | {"fingerprint": "other"})
 
 
 def test_a_restored_loader_goes_on_where_the_other_stopped() -> None:

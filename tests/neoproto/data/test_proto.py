@@ -195,6 +195,15 @@ def test_concat_merges_meta_info_as_verl_does():
         DataProto.concat([make(1, step=3), make(1, step=4)])
 
 
+def test_rows_that_repeat_are_read_as_copies(memory):
+    """The samples of a prompt repeat its row: what is noted about one is not noted about the others."""
+    data = DataProto.from_dict(non_tensors={"info": [{"seen": []}, {"seen": []}]}).repeat(3)
+    for row, info in enumerate(infos := data["info"]):
+        info["seen"].append(row)
+    assert [info["seen"] for info in infos] == [[0], [1], [2], [3], [4], [5]]
+    assert [info["seen"] for info in data["info"]] == [[]] * 6
+
+
 def test_repeat_and_sample_level_repeat(store):
     data = make(2)
     assert uids(data.repeat(2)) == ["u0", "u0", "u1", "u1"]

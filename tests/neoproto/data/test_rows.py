@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
+import math
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from neoproto.data import DataProto
 from neoproto.data.rows import read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
 
@@ -60,7 +65,19 @@ def test_extra_info_is_optional_and_a_uid_is_kept(tmp_path: Path) -> None:
 def test_files_of_one_name_give_distinct_uids(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     files = [write_jsonl(tmp_path / "a.jsonl", row()), write_jsonl(tmp_path / "x" / "a.jsonl", row())]
-    assert len({r.uid for r in read_rows(files)}) == 2
+    parent = tmp_path.name
+    assert [r.uid for r in read_rows(files)] == [f"{parent}/a.jsonl:1", "x/a.jsonl:1"]
+
+
+def test_rows_keep_their_uids_when_their_files_are_moved_together(tmp_path: Path) -> None:
+    def uids(root: Path) -> list[str]:
+        files = [root / name / "a.jsonl" for name in ("x", "y")]
+        for file in files:
+            file.parent.mkdir(parents=True)
+            write_jsonl(file, row())
+        return [found.uid for found in read_rows(files)]
+
+    assert uids(tmp_path / "here") == uids(tmp_path / "there") == ["x/a.jsonl:1", "y/a.jsonl:1"]
 
 
 @pytest.mark.parametrize(
@@ -203,3 +220,130 @@ def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_text(tmp_path: Path)
 def test_a_home_folder_that_is_not_there_names_the_field() -> None:
     with pytest.raises(ConfigError, match=r"^data\.train_files: ~no-body/x\.jsonl: no home folder"):
         read_rows(["~no-body/x.jsonl"])
+
+
+CALLS = [
+    {"role": "user", "content": "2 + 2?", "tool_calls": None, "name": None},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"a": 2, "b": None}}}],
+        "name": None,
+    },
+    {"role": "tool", "content": "4", "tool_calls": None, "name": "add"},
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_null_key_of_a_message_is_absent_at_any_depth(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row(prompt=CALLS)]), path)
+    else:
+        write_jsonl(path, row(prompt=CALLS))
+    (found,) = read_rows([path])
+    assert found.messages == (
+        {"role": "user", "content": "2 + 2?"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": {"a": 2}}}],
+        },
+        {"role": "tool", "content": "4", "name": "add"},
+    )
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"extra_info": {"a": deep(900)}}, ":1: extra_info['a'][0]"),
+        ({"reward_model": {"style": "rule", "ground_truth": deep(101)}}, ":1: reward_model['ground_truth']"),
+        ({"prompt": [{"role": "user", "content": "a", "x": deep(400)}]}, ":1: prompt[0]['x'][0]"),
+    ],
+)
+def test_what_is_nested_too_deeply_to_be_sent_is_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    (problem,) = problems(write_jsonl(tmp_path / "a.jsonl", row(**changes)))
+    assert said in problem
+    assert problem.endswith("is nested more than 100 levels deep")
+
+
+def test_many_brackets_are_not_deep(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", row(extra_info={"a": [[1]] * 300, "b": deep(90)}))
+    assert len(read_rows([path])) == 1
+
+
+def test_what_only_a_pickle_could_carry_is_refused_with_its_row() -> None:
+    class Custom:
+        pass
+
+    with pytest.raises(
+        ConfigError, match=r"^mine, row 1: extra_info\['x'\]\[0\] is a .*Custom: only a pickle"
+    ):
+        rows_from_dicts([row(), row(extra_info={"x": [Custom()]})], name="mine")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([], "prompt: a list of messages"),
+        (
+            [{"role": "system", "content": "be kind"}],
+            "prompt: nothing is asked, all messages are of the system",
+        ),
+        ([{"role": "user", "content": ""}], "prompt: nothing is asked, all messages are empty"),
+        (
+            [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", "tool_calls": [{"id": 1}]},
+            ],
+            "prompt: an answer continues the assistant's last message, and cannot continue its tool_calls",
+        ),
+    ],
+)
+def test_a_prompt_that_asks_nothing_is_refused(tmp_path: Path, prompt: list[Any], said: str) -> None:
+    (problem,) = problems(write_jsonl(tmp_path / "a.jsonl", row(prompt=prompt)))
+    assert said in problem
+
+
+def test_whatever_a_parquet_file_can_hold_is_kept_as_it_is_in_a_checkpoint(tmp_path: Path) -> None:
+    """The asynchronous modes save rows that wait; a value that could not be saved would end the run there."""
+    utc = datetime.UTC
+    info = {
+        "date": datetime.date(2026, 2, 28),
+        "when": datetime.datetime(2026, 2, 28, 1, tzinfo=utc),
+        "naive": datetime.datetime(2026, 2, 28, 1, 2, 3),
+        "time": datetime.time(1, 2),
+        "took": datetime.timedelta(seconds=3),
+        "price": decimal.Decimal("1.50"),
+        "bytes": b"\x00\xff",
+        "nan": float("nan"),
+    }
+    key = pyarrow.array([uuid.UUID(int=7).bytes], pyarrow.uuid())
+    table = pyarrow.Table.from_pylist(
+        [row(extra_info=info, reward_model={"style": "rule", "ground_truth": decimal.Decimal("2.5")})]
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"key": key}), tmp_path / "key.parquet")
+    (found,) = read_rows([tmp_path / "a.parquet"])
+    key_value = pyarrow.parquet.read_table(tmp_path / "key.parquet").to_pylist()[0]["key"]
+    batch = DataProto.from_dict(
+        non_tensors={"extra_info": [{**found.extra_info, "key": key_value}], "reward": [found.reward_model]}
+    )
+    batch.save_to_disk(tmp_path / "saved.batch")
+    back = DataProto.load_from_disk(tmp_path / "saved.batch")
+    assert (
+        back["reward"].tolist()
+        == [found.reward_model]
+        == [{"style": "rule", "ground_truth": decimal.Decimal("2.5")}]
+    )
+    (kept,) = back["extra_info"].tolist()
+    assert math.isnan(kept.pop("nan"))
+    assert kept == {name: value for name, value in info.items() if name != "nan"} | {"key": uuid.UUID(int=7)}

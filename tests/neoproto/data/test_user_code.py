@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from neoproto.data.user_code import error_place, load_function
+from neoproto.data.user_code import error_place, load_function, noted_interrupts, run_users
 from neoproto.errors import ConfigError
 from neoproto.runtime.signals import Terminated
 
@@ -51,6 +53,9 @@ def test_every_load_is_a_module_of_its_own(tmp_path: Path) -> None:
         ),
         ("class End(BaseException): pass\nraise End('a')\n", r"cannot be imported: line 2: End: a$"),
         ("raise SystemExit(3)\n", r"cannot be imported: line 1: SystemExit: 3$"),
+        ("import sys; sys.exit(0)\n", r"cannot be imported: line 1: SystemExit: 0$"),
+        ("raise GeneratorExit\n", r"cannot be imported: line 1: GeneratorExit$"),
+        ("def __getattr__(name): raise SystemExit(0)\n", r"'f' in .* its arguments: line 1: SystemExit: 0"),
         ("import sys\ndel sys.modules[__name__]\n1 / 0\n", r"line 3: ZeroDivisionError"),
         ("1 / 0\n", r"^x\.y\.path: .*mine\.py cannot be imported: line 1: ZeroDivisionError"),
     ],
@@ -78,6 +83,41 @@ def test_a_signal_while_the_file_runs_is_not_its_error(
     monkeypatch.setattr("builtins.ended", ended, raising=False)
     with pytest.raises(type(ended)):
         load_function(write(tmp_path, "raise ended\n"), "f", field="x")
+
+
+def test_an_interrupt_that_the_file_raised_is_its_error(tmp_path: Path) -> None:
+    with (
+        noted_interrupts(),
+        pytest.raises(ConfigError, match=r"mine\.py cannot be imported: line 1: Keyboard"),
+    ):
+        load_function(write(tmp_path, "raise KeyboardInterrupt\n"), "f", field="x")
+
+
+def test_a_ctrl_c_while_the_file_runs_is_not_its_error(tmp_path: Path) -> None:
+    text = "import signal\nsignal.raise_signal(signal.SIGINT)\n"
+    with noted_interrupts(), pytest.raises(KeyboardInterrupt):
+        load_function(write(tmp_path, text), "f", field="x")
+
+
+def test_where_nobody_can_note_it_an_interrupt_is_taken_for_a_persons(tmp_path: Path) -> None:
+    path = write(tmp_path, "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load_function(path, "f", field="x")
+    with noted_interrupts():
+        signal.set_wakeup_fd(-1)  # as asyncio's remove_signal_handler does
+        with pytest.raises(KeyboardInterrupt):
+            load_function(path, "f", field="x")
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(3)", "pass", "1 / 0"])
+def test_a_process_that_a_file_forks_does_not_come_back(tmp_path: Path, end: str) -> None:
+    """Nor one that its function forks: what follows here would be done twice."""
+    path = write(tmp_path, f"import os\nif os.fork() == 0:\n    {end}\ndef f(): return os.fork()\n")
+    function = load_function(path, "f", field="x")
+    child = run_users(function, lambda error: AssertionError(str(error)))
+    assert child
+    codes = [os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) for _ in range(2)]
+    assert sorted(codes) == sorted([0, {"pass": 0, "1 / 0": 1}.get(end, 3)])
 
 
 def test_an_error_is_placed_in_the_users_file(tmp_path: Path) -> None:

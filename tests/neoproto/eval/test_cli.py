@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from neoproto.config import load_config
 from neoproto.eval import session
@@ -100,6 +101,23 @@ def test_the_folder_of_a_training_run_is_refused(
 
 
 @pytest.mark.usefixtures("nothing_starts")
+def test_the_date_that_a_template_tells_is_kept_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, files = model_folder(tmp_path / "m"), json_lines(tmp_path / "val.jsonl", words(3))
+    template = model / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d%m') }}" + template.read_text())
+    typed = [f"model={model}", f"data.val_files={files}", f"runtime.run_dir={tmp_path / 'run'}"]
+    typed += ["data.max_prompt_length=32", "data.max_response_length=4"]
+    monkeypatch.setattr(session, "open_run_log", lambda _: None)
+    for day in ("2026-02-28", "2026-03-01"):
+        monkeypatch.setattr("neoproto.run.prepare.today", lambda day=day: day)
+        assert main(typed) == 1  # when the runtime is to be started
+        written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+        assert str(written["data"]["date"]) == "2026-02-28"
+
+
+@pytest.mark.usefixtures("nothing_starts")
 def test_a_dry_run_only_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_folder(tmp_path / "m")
     files = json_lines(tmp_path / "val.jsonl", words(3))
@@ -111,39 +129,48 @@ def test_a_dry_run_only_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "outputs").exists()
 
 
-def sample(uid: str, answer: str, accuracy: float, label: str = "mean@2") -> ValidationSample:
+def sample(
+    uid: str, vote: str | None, accuracy: float, label: str = "mean@2", source: str = "s"
+) -> ValidationSample:
     return ValidationSample(
         step=0,
         label=label,
         uid=uid,
-        data_source="s",
+        data_source=source,
         prompt="",
-        answer=answer,
+        answer="words of its own",
         ground_truth="",
         score=accuracy,
         accuracy=accuracy,
+        vote=vote,
     )
 
 
 def test_metrics_by_data_source_and_way_of_sampling() -> None:
-    config = load_config(compose("ppo_monarch", ["reward.name=last_number"]))
     samples = [
-        sample("a", "it is 3", 1),
-        sample("a", "so 3.0", 1),
+        sample("a", "3", 1),
+        sample("a", "3", 1),
         sample("b", "4", 0),
-        sample("b", "none", 0),
+        sample("b", "", 0),
         sample("a", "3", 1, "greedy"),
         sample("b", "5", 0, "greedy"),
     ]
-    assert session.metrics_of(config, samples) == {
+    assert session.metrics_of(samples) == {
         "s/greedy/mean@1": 0.5,
         "s/sampled/mean@2": 0.5,
         "s/sampled/pass@1": 0.5,
         "s/sampled/pass@2": 0.5,
         "s/sampled/maj@2": 0.5,
     }
-    assert session.vote_of("last_number", "so 3.0") == session.vote_of("last_number", "it is 3")
-    assert session.vote_of("exact_match", " a ") == "a"
+
+
+def test_there_is_no_majority_where_the_judge_tells_no_votes() -> None:
+    told = [sample("a", None, 0), sample("a", "3", 1)]
+    untold = [sample("b", None, accuracy, source="t") for accuracy in (0, 1)]
+    figures = session.metrics_of([*told, *untold, sample("b", None, 1, "greedy", source="t")])
+    assert figures["s/sampled/maj@2"] == 0.5
+    assert not [name for name in figures if name.startswith("t/") and "maj" in name]
+    assert session.without_majority(figures) == ["t/sampled"]
 
 
 def test_without_arguments_it_says_what_it_is_about_to_do(

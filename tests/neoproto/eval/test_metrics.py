@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from neoproto.eval.metrics import Answer, answer_metrics, majority, pass_at_k, sizes
 
 
-def answers(*pairs: tuple[str, float]) -> list[Answer]:
+def answers(*pairs: tuple[str | None, float]) -> list[Answer]:
     return [Answer(vote=vote, accuracy=accuracy) for vote, accuracy in pairs]
 
 
@@ -34,6 +34,16 @@ def test_the_majority_is_the_answer_given_most_often() -> None:
     assert majority(answers(("a", 0), ("a", 0), ("b", 1))) == 0
     assert majority(answers(("a", 0), ("b", 1))) == 0.5
     assert majority(answers(("a", 1), ("a", 0.5), ("b", 0))) == 0.75
+
+
+def test_answers_that_say_nothing_are_one_answer() -> None:
+    assert majority(answers(("", 0), (None, 0), ("b", 1))) == 0
+    assert majority(answers(("", 0), ("b", 1), ("b", 1))) == 1
+
+
+def test_without_any_vote_there_is_no_majority() -> None:
+    assert set(answer_metrics({"q": answers((None, 1), (None, 0))})) == {"mean@2", "pass@1", "pass@2"}
+    assert answer_metrics({"q": answers((None, 1), ("", 0))})["maj@2"] == 0.5
 
 
 def test_reported_sizes() -> None:

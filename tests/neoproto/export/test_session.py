@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,18 @@ def test_the_newest_or_a_named_checkpoint_becomes_a_model_folder(tmp_path: Path,
         assert found
     assert AutoTokenizer.from_pretrained(tmp_path / "newest").chat_template
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "older", "run"]
+
+
+def test_generation_settings_that_transformers_refuses_to_save_are_exported(
+    tmp_path: Path, model: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(model, source)
+    (source / "generation_config.json").write_text('{"temperature": 0.6}')
+    run_folder(tmp_path / "run", source, 1)
+    assert export(tmp_path / "run", tmp_path / "to") == 1
+    written = json.loads((tmp_path / "to" / "generation_config.json").read_text())
+    assert (written["temperature"], written["eos_token_id"]) == (0.6, 2)
 
 
 def test_a_folder_of_the_users_beside_it_is_left_alone(tmp_path: Path, model: Path) -> None:

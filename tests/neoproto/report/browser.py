@@ -95,6 +95,10 @@ class Browser:
             mobile=False,
         )
 
+    def prefer(self, theme: str) -> None:
+        """As a reader has set it: light or dark."""
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+
     def picture(self, path: Path) -> None:
         """A screenshot of the window's content."""
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))

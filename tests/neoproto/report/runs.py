@@ -87,6 +87,8 @@ def step_row(step: int, steps: int, noise: random.Random) -> dict[str, Any]:
         "actor/lr": 6e-4 * (1 - done),
         "critic/vf_loss": 0.2 * (1 - done),
         "critic/lr": 1e-3 * (1 - done),
+        "reward/errors": 0.0,
+        "reward/timeouts": 0.0,
         "response_length/mean": 4.5,
         "response_length/max": 8.0,
         "response_length/min": 1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -62,7 +63,8 @@ def test_every_panel_is_drawn_when_it_is_scrolled_to(browser: Browser) -> None:
         "card.scrollIntoView(); await new Promise((r) => setTimeout(r, 30)); } })()"
     )
     browser.wait_for(
-        "CARDS.every((card) => card.node.querySelector('.main-svg') || card.panel.key === 'any')"
+        "CARDS.every((card) => card.node.querySelector('.main-svg')"
+        " || card.panel.zero || card.panel.key === 'any')"
     )
     keys = browser.evaluate("CARDS.map((card) => card.panel.key)")
     assert {"score", "entropy", "kl", "lr", "grad_norm", "phases", "staleness", "store_bytes"} <= set(keys)
@@ -159,6 +161,101 @@ def test_the_configuration_is_searched_and_its_differences_listed(browser: Brows
     assert (
         browser.evaluate("document.querySelectorAll('#topology .model').length") == 3
     )  # the same for both runs
+
+
+def draw_all(browser: Browser) -> None:
+    browser.evaluate("CARDS.filter((card) => !card.node.classList.contains('zero')).forEach(draw)")
+
+
+@pytest.mark.parametrize("width", [390, 800, 1400])
+def test_a_chart_has_room_for_its_curves(browser: Browser, width: int) -> None:
+    """Of two runs, with legends and texts of several lines beside it."""
+    browser.size(width, 900)
+    browser.wait_for(f"window.innerWidth === {width}")
+    draw_all(browser)
+    browser.wait_for("document.querySelector('#panel-score .plot')._fullLayout.width < window.innerWidth")
+    heights = browser.evaluate(
+        "Object.fromEntries(CARDS.filter((card) => card.node.offsetParent).map((card) =>"
+        " [card.panel.key, Math.min(...card.plots.map((plot) => plot._fullLayout._size.h))]))"
+    )
+    assert len(heights) > 15
+    assert {key: height for key, height in heights.items() if height < 170} == {}
+    # The line's names are beside the chart, each once, and can be switched off.
+    assert browser.evaluate(
+        "[...document.querySelectorAll('#panel-score .legend button')].map((one) => one.innerText)"
+    ) == ["training", "validation greedy", "validation mean@1"]
+    plot = "document.querySelector('#panel-score .plot')"
+    before = browser.evaluate(f"{plot}.data.length")
+    click = "document.querySelectorAll('#panel-score .legend button')[1].click()"
+    browser.evaluate(click)
+    assert browser.evaluate(f"{plot}.data.length") == before - 2
+    browser.evaluate(click)
+    assert browser.evaluate(f"{plot}.data.length") == before
+
+
+def test_tools_of_a_chart_are_hidden_until_it_is_pointed_at(browser: Browser) -> None:
+    draw_all(browser)
+    bars = "[...document.querySelectorAll('.modebar')].map((bar) => getComputedStyle(bar).opacity)"
+    assert set(browser.evaluate(bars)) == {"0"}
+
+
+def test_panels_that_are_nought_throughout_are_named_and_drawn_on_request(browser: Browser) -> None:
+    shown = "CARDS.filter((card) => card.node.offsetParent).map((card) => card.panel.key)"
+    named = "[...document.querySelectorAll('.zeros button')]"
+    assert "judge" not in browser.evaluate(shown)
+    assert "Answers that a judge failed on" in browser.evaluate(f"{named}.map((one) => one.innerText)")
+    choose(browser, "panel-text", "judge")
+    assert browser.evaluate(shown) == ["judge"]
+    choose(browser, "panel-text", "")
+    assert "judge" not in browser.evaluate(shown)
+    browser.evaluate(f"{named}.find((one) => one.innerText.startsWith('Answers')).click()")
+    assert "judge" in browser.evaluate(shown)
+
+
+def test_every_run_is_in_sight_in_a_narrow_window(browser: Browser) -> None:
+    browser.size(390, 844)
+    browser.wait_for("window.innerWidth === 390")
+    rows = browser.evaluate(
+        "[...document.querySelectorAll('.runs tbody tr')].map((row) => [...row.cells].slice(1)"
+        ".map((cell) => [cell.getBoundingClientRect().right <= window.innerWidth,"
+        " cell.innerText.trim() !== '', cell.querySelector('.dot').offsetWidth > 0]))"
+    )
+    assert len(rows) > 10
+    assert rows == [[[True, True, True]] * 2] * len(rows)
+    text = browser.evaluate("document.getElementById('overview').innerText")
+    assert text.count(" → ") == 4  # two runs, two ways of drawing
+    # The list of samples needs no scrolling to the side.
+    assert browser.evaluate(
+        "[...document.querySelectorAll('#samples .scroll')]"
+        ".every((one) => one.scrollWidth <= one.clientWidth)"
+    )
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)`; WCAG 2.1."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_light_and_dark_are_as_the_reader_has_set_them(browser: Browser) -> None:
+    draw_all(browser)
+    looks = {}
+    for theme, curve in (("dark", "#6ea8fe"), ("light", "#2563eb")):
+        browser.prefer(theme)
+        browser.wait_for(f"document.querySelector('#panel-entropy .plot').data[0].line.color === '{curve}'")
+        looks[theme] = browser.evaluate(
+            "(() => { const of = (query, what) => getComputedStyle(document.querySelector(query))[what];"
+            "return { card: of('.card', 'backgroundColor'), ink: of('h1', 'color'),"
+            " soft: of('.help', 'color'), link: of('nav a', 'color'),"
+            " dot: of('.chip .dot', 'backgroundColor') }; })()"
+        )
+        card = luminance(looks[theme]["card"])
+        for name in ("ink", "soft", "link"):
+            low, high = sorted((card, luminance(looks[theme][name])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (theme, name)
+    assert luminance(looks["dark"]["card"]) < 0.05 < 0.9 < luminance(looks["light"]["card"])
+    assert looks["dark"]["dot"] == "rgb(110, 168, 254)"
 
 
 @pytest.mark.parametrize("width", [360, 700, 1600])

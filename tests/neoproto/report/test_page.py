@@ -107,6 +107,24 @@ def test_curves_of_several_runs_share_panels_and_axes(tmp_path: Path) -> None:
     assert set(data["metrics"]) >= {"actor/entropy", "training/global_step"}
 
 
+def test_a_panel_is_zero_only_if_all_that_is_drawn_of_it_is(tmp_path: Path) -> None:
+    runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b")])
+
+    def zero(key: str) -> bool:
+        return next(one["zero"] for one in page_data(runs)["panels"] if one["key"] == key)
+
+    staleness = runs[0].curves["training/off_policy/trajectory_staleness/mean"]
+    judged = runs[1].curves["reward/errors"]
+    assert isinstance(staleness, dict)
+    assert isinstance(judged, dict)
+    assert zero("judge")
+    for run in runs:
+        run.curves["training/off_policy/trajectory_staleness/mean"].update(dict.fromkeys(staleness, 0.0))  # type: ignore[attr-defined]
+    assert not zero("staleness")  # its shade is not
+    judged[3] = 1.0  # one answer, of one run
+    assert not zero("judge")
+
+
 def test_thousands_of_steps_stay_small(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", steps=5000, test_freq=100, questions=300), "a")
     assert len(safe_json(page_data([run]))) < 3e6

@@ -86,7 +86,11 @@ def test_options_and_values_may_be_mixed(capsys: Capture) -> None:
     [
         (NonFiniteLoss("loss: nan\nand more"), 1, "error: loss: nan (details: {log})\n"),
         (ZeroDivisionError("by zero"), 1, "error: ZeroDivisionError: by zero (details: {log})\n"),
-        (KeyboardInterrupt(), 130, "interrupted; everything of the run is closed\n"),
+        (SystemExit(0), 1, "error: the run was left by SystemExit: 0 ({here}) (details: {log})\n"),
+        (SystemExit(), 1, "error: the run was left by SystemExit ({here}) (details: {log})\n"),
+        (GeneratorExit(), 1, "error: the run was left by GeneratorExit ({here}) (details: {log})\n"),
+        (KeyboardInterrupt(), 1, "error: the run was left by KeyboardInterrupt ({here}) (details: {log})\n"),
+        (None, 130, "interrupted; everything of the run is closed\n"),
         (
             Terminated(signal.SIGTERM),
             143,
@@ -101,17 +105,24 @@ def test_a_run_that_fails_ends_with_one_line_and_its_code(
     monkeypatch: pytest.MonkeyPatch,
     model: Path,
     train_file: Path,
-    error: BaseException,
+    error: BaseException | None,
     code: int,
     said: str,
 ) -> None:
+    """No error is a real Ctrl-C."""
+
     def fail(*_: Any, **__: Any) -> None:
+        if error is None:
+            signal.raise_signal(signal.SIGINT)
+            return
         raise error
+
+    here = f"{__file__}, line {fail.__code__.co_firstlineno + 4}"
 
     monkeypatch.setattr(Runtime, "from_config", fail)
     got, _, errors = ended(capsys, *overrides(model, train_file))
     (log,) = Path.cwd().glob("outputs/neoproto/ppo/*/run.log")
-    assert (got, errors) == (code, said.format(log=log))
+    assert (got, errors) == (code, said.format(log=log, here=here))
 
 
 def test_a_wrong_stack_is_refused_by_name(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +242,7 @@ def test_an_interrupted_run_says_how_to_resume_it(
         step = folder / "checkpoints" / "global_step_20"
         step.mkdir(parents=True)
         (step / "manifest.json").write_text("{}")
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Runtime, "from_config", interrupt)
     code, _, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={folder}"))

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from neoproto.run.console import RunConsole, clock_time, result_table, step_line
+from neoproto.run.console import OVERLAP, RunConsole, clock_time, result_table, step_line
 from neoproto.trainer.record import StepReport, TrainingResult
 
 METRICS = {
@@ -155,6 +155,7 @@ def test_the_final_table_says_before_and_after_steps_tokens_and_seconds_by_phase
         assert row in rows
     phases = [row[0] for row in rows if row[0] in ("gen", "update_actor")]
     assert phases == ["update_actor", "gen"], "the longest first"
+    assert OVERLAP in " ".join(" ".join(row) for row in rows).replace("  ", " ")
     assert text.getvalue().endswith("run folder: /runs/x\ntrained model: /runs/x/model\n")
 
 

@@ -17,6 +17,7 @@ from neoproto.run.compose import compose, compose_run
 from neoproto.run.folder import (
     check_folder,
     completed_steps,
+    earlier_date,
     holds_run,
     mark_complete,
     mark_incomplete,
@@ -228,3 +229,26 @@ def test_the_controller_says_where_it_is_when_it_is_asked(tmp_path: Path) -> Non
     signal.raise_signal(signal.SIGUSR2)
     text = (tmp_path / "run.log").read_text()
     assert "test_the_controller_says_where_it_is_when_it_is_asked" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("data: 3", "is damaged: "),
+        ("data: {date: soon}", "is damaged: ValueError: "),
+        ("a: [", ":1: not YAML"),
+    ],
+)
+def test_a_configuration_without_a_day_that_can_be_read_is_named(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    assert earlier_date(config(str(tmp_path))) is None
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        earlier_date(config(str(tmp_path)))
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/config.yaml")
+    (tmp_path / "config.yaml").write_text("data: {date: 2026-02-28}")
+    assert earlier_date(config(str(tmp_path))) == "2026-02-28"
+    (tmp_path / "config.yaml").write_text("data: {}")
+    assert earlier_date(config(str(tmp_path))) is None

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from neoproto.run import loggers
 from neoproto.run.cli import main
 from neoproto.run.loggers import open_services
 from neoproto.trainer import services
+from neoproto.trainer.service_runs import RunStart
 from neoproto.trainer.services import RunLabels
 from tests.neoproto.run.inputs import overrides
 
@@ -30,6 +31,9 @@ class FakeService:
     def __init__(self, labels: RunLabels) -> None:
         FakeService.made, FakeService.newest = labels, self
         self.rows: list[int] = []
+
+    def begin(self, starts: Sequence[RunStart]) -> None:
+        self.rows.append(-starts[-1].step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.rows.append(step)
@@ -51,13 +55,14 @@ def test_a_service_outlives_a_loop_and_is_told_how_the_run_ended(
     def run() -> None:
         with open_services(config("mlflow"), tmp_path, print) as services:
             for step in (1, 2):
-                services.log({"a": 1.0}, step)
+                services.begin(step)
+                services.log({"a": 1.0}, step + 1)
                 services.close()
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         run()
-    assert (FakeService.newest.rows, FakeService.newest.failed) == ([1, 2], True)
+    assert (FakeService.newest.rows, FakeService.newest.failed) == ([-1, 2, -2, 3], True)
 
 
 def test_a_service_is_told_the_projects_names_and_the_configuration(
@@ -81,6 +86,17 @@ def test_a_service_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.
         "trainer.logger: wandb cannot be used: OSError: no key; "
         "WANDB_MODE=offline needs no network and no key"
     )
+
+
+def test_starts_are_noted_for_services_alone_or_where_they_were_noted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loggers.SERVICES, "mlflow", FakeService)
+    for names, noted in ((("console",), False), (("mlflow",), True), (("console",), True)):
+        with open_services(config(*names), tmp_path, print) as services:
+            services.begin(0)
+        assert (tmp_path / "services.json").exists() == noted
+    assert len(services._runs.starts) == 2
 
 
 def test_a_missing_package_is_said_before_anything_is_made(

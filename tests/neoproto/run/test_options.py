@@ -106,7 +106,8 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
 CONTROLLER = re.compile(
     r"dry_run|runtime\..+|topology|algorithm\.(?!rollout_correction\.rollout_is$).+|data\.task\..+"
     r"|data\.(train_files|val_files|train_batch_size|val_batch_size|truncation|shuffle|seed)"
-    r"|data\.(system_prompt|chat_template)|actor_rollout_ref\.model\.(path|built_in|tiny\..+)|critic\.(enable|model\.path)"
+    r"|data\.(system_prompt|chat_template|date)"
+    r"|actor_rollout_ref\.model\.(path|built_in|tiny\..+)|critic\.(enable|model\.path)"
     rf"|{re.escape(ROLLOUT)}\.(val_kwargs\.also_greedy|env|n_gpus_per_node)"
     r"|weights\.registry_name"
     r"|trainer\.(?!seed$|timeouts\.update$|decoupled_async\.(min_version_lag|poll_interval)$).+"
@@ -197,7 +198,9 @@ def test_no_option_is_ignored() -> None:
 def test_batch_sizes_count_prompts_times_samples() -> None:
     config = load({f"{ROLLOUT}.n": 4, f"{ACTOR}.ppo_mini_batch_size": 16, "critic.ppo_mini_batch_size": 32})
     assert options.policy_options(config, Path("m"), "cpu", 1).train.mini_batch_samples == 64
+    assert options.policy_options(config, Path("m"), "cpu", 1).train.samples_per_prompt == 4
     assert options.critic_options(config, Path("m"), "cpu", 1).train.mini_batch_samples == 128
+    assert options.critic_options(config, Path("m"), "cpu", 1).train.samples_per_prompt == 4
 
 
 def test_the_schedule_knows_how_long_the_run_is() -> None:

@@ -15,6 +15,7 @@ from neoproto.config import RunConfig
 from neoproto.data.prompts import EncodedPrompts
 from neoproto.errors import ConfigError
 from neoproto.run.compose import compose_run
+from neoproto.run.folder import earlier_date, write_config
 from neoproto.run.prepare import (
     PreparedRun,
     Rows,
@@ -25,6 +26,9 @@ from neoproto.run.prepare import (
     notes,
     prepare,
 )
+from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.trainer.resume import STATE, TrainerState
+from neoproto.weights import WeightVersion
 from tests.neoproto.run.inputs import json_lines, overrides, parquet, row, words
 from tests.neoproto.run.inputs import model_folder as make_model_folder
 
@@ -174,6 +178,60 @@ def test_tokens_of_the_generation_config_end_an_answer_too(
 
 
 @pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        (None, {"eos_token_id": [2, 7]}, (2, 7)),
+        ({"temperature": 0.5}, {"eos_token_id": 7}, (2, 7)),
+        ({"eos_token_id": None}, {"eos_token_id": [7, 5]}, (2, 5, 7)),
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, (2, 5)),
+        (None, {"text_config": {"eos_token_id": 7, "vocab_size": 8}}, (2, 7)),
+        (None, {"eos_token_id": 5, "text_config": {"eos_token_id": 7, "vocab_size": 8}}, (2, 5)),
+        (None, {"eos_token_id": -1}, (2,)),
+        (None, {"eos_token_id": [8, 7]}, (2, 7)),
+    ],
+)
+def test_where_the_generation_config_names_no_end_token_the_model_config_does(
+    tmp_path: Path, generation: Any, config: dict[str, Any], ids: tuple[int, ...]
+) -> None:
+    class Tokenizer:
+        eos_token_id = 2
+
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 8} | config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert eos_token_ids(tmp_path, Tokenizer()) == ids
+
+
+def test_end_tokens_of_a_model_config_that_are_no_numbers_are_named(tmp_path: Path, train_file: Path) -> None:
+    model = make_model_folder(tmp_path / "model", eos_token_id=["x"])
+    with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.model\.path: .*config\.json"):
+        prepared(model, train_file)
+
+
+def test_a_tokenizer_file_that_cannot_be_copied_is_named_before_the_start(
+    tmp_path: Path, train_file: Path
+) -> None:
+    model = make_model_folder(tmp_path / "model")
+    (model / "tokenizer.model").symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        ConfigError, match=rf"a model trained from {model} could not be written: .*tokenizer\.m"
+    ):
+        prepared(model, train_file)
+
+
+def test_a_configuration_that_cannot_be_written_is_refused_before_the_start(
+    tmp_path: Path, train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("some parameter\nis not valid")
+
+    monkeypatch.setattr("transformers.LlamaConfig.save_pretrained", refuse)
+    model = make_model_folder(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"could not be written: some parameter is not valid$"):
+        prepared(model, train_file)
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ("{", " cannot be read: Expecting property name"),
@@ -181,6 +239,7 @@ def test_tokens_of_the_generation_config_end_an_answer_too(
         ('{"eos_token_id": "x"}', ": eos_token_id: token numbers below 262 .* are needed, got 'x'"),
         ('{"eos_token_id": [2, null]}', ": eos_token_id: token numbers .* are needed, got [2, None]"),
         ('{"eos_token_id": -1}', ": eos_token_id: token numbers .* are needed, got -1"),
+        ('{"max_new_tokens": -3}', " cannot be used: `max_new_tokens` must be greater than 0"),
         ('{"eos_token_id": 1000000000}', ": eos_token_id: token numbers .* are needed, got 1000000000"),
     ],
 )
@@ -192,6 +251,44 @@ def test_a_generation_config_that_cannot_be_used_is_named(
     expected = f"actor_rollout_ref.model.path: {model}/generation_config.json{said}"
     with pytest.raises(ConfigError, match=re.escape(expected).replace(r"\.\*", ".*")):
         prepared(model, train_file)
+
+
+def test_the_date_that_a_template_tells_is_that_of_the_first_start(
+    tmp_path: Path, train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model_folder(tmp_path / "model")
+    path = model / "chat_template.jinja"
+    path.write_text("{{ strftime_now('%d%m') }}" + path.read_text())
+    day, run_dir = "2026-02-28", tmp_path / "run"
+    monkeypatch.setattr("neoproto.run.prepare.today", lambda: day)
+
+    def start(*more: str, checkpoint: Checkpoint | None = None) -> PreparedRun:
+        config = compose_run("ppo_monarch", overrides(model, train_file, f"runtime.run_dir={run_dir}", *more))
+        return prepare(config, "cpu", Stages(), lambda: earlier_date(config, checkpoint))
+
+    first = start()
+    assert first.config.data.date == day
+    run_dir.mkdir()
+    write_config(run_dir, first.config)
+    state = first.loader.state_dict()
+    day = "2026-03-01"
+    again = start()
+    assert again.config == first.config
+    again.loader.load_state_dict(state)
+    assert start("data.date=2026-03-02").config.data.date == "2026-03-02"
+
+    # A run in another folder goes on from the checkpoint alone.
+    run_dir, saved = tmp_path / "other", tmp_path / "copied" / "global_step_1"
+    saved.mkdir(parents=True)
+    (saved / STATE).write_bytes(
+        TrainerState(
+            step=1, version=WeightVersion(epoch=0, n=1), loader=state, kl={}, recorder={}, positions={},
+            ranks={}, fixed={},
+        ).to_json()
+    )  # fmt: skip
+    assert start(checkpoint=Checkpoint(step=1, path=saved)).config.data.date == "2026-02-28"
+    assert start().config.data.date == day
+    assert start("data.chat_template=plain").config.data.date is None
 
 
 def test_prompts_that_the_model_does_not_know_are_refused(tmp_path: Path, train_file: Path) -> None:
@@ -233,7 +330,7 @@ def test_a_built_in_model_that_is_not_there_is_said_before_anything_is_started(
         prepare(compose_run("grpo_smollm2", []), "cpu", Stages())
     assert str(error.value) == (
         f"actor_rollout_ref.model.built_in=smollm2: there is no {tmp_path}/models/SmolLM2-135M-Instruct-1; "
-        "run scripts/make_smollm2 first (or python -m actors.smollm2)"
+        "run scripts/make_smollm2 first (or python -m neoproto actors.smollm2)"
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from neoproto.errors import ConfigError
 from neoproto.run.prepare import PreparedRun
 from neoproto.run.starting import Starts, open_checkpoint
 from neoproto.trainer.checkpoint import Checkpoint, CheckpointFolder, write_synced
-from neoproto.trainer.resume import STATE, TrainerState, fixed_options
+from neoproto.trainer.resume import STATE, TrainerState, code_options, fixed_options, read_state
 from neoproto.weights import WeightVersion
 from tests.neoproto.run.inputs import words
 
@@ -158,6 +160,110 @@ def test_every_damaged_file_is_named_before_anything_is_started(tmp_path: Path) 
     assert file.startswith(f"{one.path}/trainer.json: has 2 bytes")
     assert hint == f"{one.path} is damaged: remove it to go on from an older one"
     assert not (tmp_path / "weight_epoch").exists()
+
+
+def judged_by(**changes: Any) -> PreparedRun:
+    """A run in which the last row has changed."""
+    run = prepared()
+    encoded = run.loader._encoded
+    last = replace(encoded.rows[-1], **changes)
+    return replace(run, loader=PromptLoader(replace(encoded, rows=(*encoded.rows[:-1], last)), 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reward_model": {"style": "exact_match", "ground_truth": "else"}}, "reward_model"),
+        ({"reward_model": {"style": "rule", "ground_truth": "lll"}}, "reward_model"),
+        ({"data_source": "mine", "extra_info": {"a": float("nan")}}, "data_source, extra_info"),
+    ],
+)
+def test_rows_that_are_judged_otherwise_are_refused(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    save(prepared(), tmp_path, 1)
+    with pytest.raises(ConfigError, match=f"rows that were judged otherwise: {said} of some row"):
+        starts(judged_by(**changes), tmp_path).next()
+    assert starts(judged_by(origin="elsewhere"), tmp_path).next().step == 1
+
+
+def test_a_checkpoint_that_does_not_say_what_judged_it_is_taken_and_that_is_said(tmp_path: Path) -> None:
+    run = prepared()
+    one = save(run, tmp_path, 1)
+    path = one.path / STATE
+    state = json.loads(path.read_bytes())
+    del state["loader"]["judged"]
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    partial = folder.begin(1)
+    folder.commit(partial, 1, {STATE: write_synced(partial / STATE, json.dumps(state).encode())})
+    found = starts(judged_by(data_source="mine"), tmp_path)
+    told = found.told(found.next())
+    assert told is not None
+    assert told.endswith(
+        "; it is of an earlier version and does not say what its rows were judged by, so that is not compared"
+    )
+
+
+def of_code(run: PreparedRun, folder: Path) -> Checkpoint:
+    """A checkpoint that says what judged and trained."""
+    one = save(run, folder, 1)
+    state = read_state(one)
+    state = replace(state, fixed={**state.fixed, **code_options(run.config, run.loop)})
+    again = CheckpointFolder(folder / "checkpoints")
+    partial = again.begin(1)
+    return again.commit(partial, 1, {STATE: write_synced(partial / STATE, state.to_json())})
+
+
+def test_what_own_code_imports_beside_it_belongs_to_it(tmp_path: Path) -> None:
+    def code(value: int) -> dict[str, Any]:
+        (tmp_path / "helper.py").write_text(f"VALUE = {value}")
+        return code_options(prepared(reward={"custom_reward_function": {"path": str(path)}}).config)
+
+    path = tmp_path / "a.py"
+    path.write_text("def compute_score(*_, **__): return 0")
+    assert code(1) == code(2)
+    path.write_text("def compute_score(*_, **__):\n    import helper\n    return helper.VALUE")
+    assert code(1) == code(1) != code(2)
+
+
+def test_own_code_is_compared_by_content_wherever_it_lies(tmp_path: Path) -> None:
+    def sections(name: str) -> dict[str, Any]:
+        function = {"path": str(tmp_path / name / "a.py")}
+        own = {"adv_estimator": "custom", "custom_advantage_function": function, "truncated": "zero"}
+        return {"algorithm": own, "reward": {"custom_reward_function": function}}
+
+    for name, text in (("here", "x = 1"), ("moved", "x = 1"), ("changed", "x = 2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text(text)
+    run = replace(prepared(**sections("here")), loop="train in a file")
+    one = of_code(run, tmp_path)
+    moved = replace(prepared(**sections("moved")), loop="train in a file")
+    found = starts(moved, tmp_path)
+    assert found.told(found.next()) == f"going on from the checkpoint of step 1: {one.path}"
+    with pytest.raises(ConfigError) as caught:
+        starts(prepared(**sections("changed")), tmp_path).next()
+    estimator, reward, loop = caught.value.problems
+    assert estimator.startswith(
+        "algorithm.custom_advantage_function: got 'compute_advantages in a file of SHA"
+    )
+    assert reward.startswith("reward: got 'compute_score in a file of SHA-256 ")
+    assert loop.startswith(
+        f"trainer loop: got 'the one of trainer.mode', but {one.path} was saved with 'train in a file'; "
+        "trainer.accept_changed_code=true"
+    )
+    accepting = prepared(**sections("changed"), trainer={"accept_changed_code": True})
+    found = starts(accepting, tmp_path)
+    told = found.told(found.next())
+    assert told is not None
+    assert "; reward: got 'compute_score in a file" in told
+
+
+def test_another_built_in_reward_is_refused(tmp_path: Path) -> None:
+    of_code(prepared(), tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"^reward: got 'last_number', but .* was saved with 'auto'; trainer"
+    ):
+        starts(prepared(reward={"name": "last_number"}), tmp_path).next()
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:

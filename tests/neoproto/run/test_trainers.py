@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
 import pytest
 
-from neoproto.errors import StoreError
-from neoproto.run.trainers import no_loss, train
+from neoproto.data.user_code import noted_interrupts
+from neoproto.errors import NeoProtoError, StoreError
+from neoproto.run.trainers import loop_code, no_loss, train
 from neoproto.runtime.losses import Loss
 from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
@@ -78,3 +80,28 @@ def test_a_loss_ends_a_loop_of_the_users_too() -> None:
     parts, supervisor = cast(TrainingParts, None), cast(Supervisor, Watch())
     with pytest.raises(StoreError, match="died"):
         train(parts, cast(ReplicaSet, None), supervisor, loss, mine)
+
+
+def test_a_loop_is_known_by_its_name_and_the_content_of_its_file() -> None:
+    async def loop(parts: TrainingParts, option: int = 0) -> TrainingResult:
+        raise NotImplementedError
+
+    named = loop_code(loop)
+    assert named.startswith("test_a_loop_is_known")
+    assert " in a file of SHA-256 " in named
+    assert loop_code(functools.partial(loop, option=1)) == named
+    assert loop_code(None) == "the one of trainer.mode"
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+def test_an_exit_that_a_loop_of_the_users_raises_is_its_failure(error: BaseException) -> None:
+    parts, watch = cast(TrainingParts, object()), Watch()
+
+    async def mine(_: TrainingParts) -> TrainingResult:
+        await asyncio.sleep(0)
+        raise error
+
+    said = rf"^the trainer loop raised {type(error).__name__}.* \({__file__}, line "
+    with noted_interrupts(), pytest.raises(NeoProtoError, match=said):
+        train(parts, cast(ReplicaSet, None), cast(Supervisor, watch), Loss(), mine)
+    assert watch.ended

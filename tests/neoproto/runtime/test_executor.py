@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+import os
 import queue
 import threading
 import time
@@ -31,7 +32,7 @@ from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 class Recorder(Worker):
     def __init__(self, start: int) -> None:
         self.seen: list[Any] = [start, self.rank, self.world_size]
-        self.gate = threading.Event()
+        self.gate, self.last = threading.Event(), threading.Event()
 
     def note(self, value: Any) -> list[Any]:
         self.seen.append(value)
@@ -39,6 +40,9 @@ class Recorder(Worker):
 
     def block(self) -> None:
         self.gate.wait(30)
+
+    def stay(self) -> None:
+        self.last.wait(30)
 
     def open(self) -> None:
         self.gate.set()
@@ -51,6 +55,27 @@ class Recorder(Worker):
 
     def leave(self) -> None:
         raise SystemExit(3)
+
+    async def leave_in_a_task(self, error: BaseException) -> None:
+        async def leave() -> None:
+            raise error
+
+        await asyncio.gather(leave())
+
+    async def forget_a_task(self) -> int:
+        asyncio.get_running_loop().create_task(asyncio.sleep(0)).cancel()
+        return 1
+
+    def fork(self, how: str) -> int:
+        if (child := os.fork()) == 0 and how == "exit":
+            raise SystemExit(5)
+        return child
+
+    async def fork_async(self, how: str) -> int:
+        return self.fork(how)
+
+    async def cancel_itself(self) -> None:
+        raise asyncio.CancelledError
 
     async def doze(self, seconds: float) -> float:
         await asyncio.sleep(seconds)
@@ -137,6 +162,33 @@ def test_a_call_whose_arguments_do_not_unpickle_keeps_its_place(bench: Bench) ->
     assert bench.reply() == (3, [7, 1, 2, "next"])
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+def test_an_exit_in_a_task_of_a_methods_does_not_end_the_loop(bench: Bench, error: BaseException) -> None:
+    bench.call("leave_in_a_task", error, place=None)
+    raised = bench.reply()[1]
+    assert isinstance(raised, RuntimeError)
+    assert f"the worker raised {type(error).__name__}(" in str(raised)
+    bench.call("forget_a_task", place=None)
+    assert bench.reply()[1] == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "fork_async"])
+@pytest.mark.parametrize(("how", "code"), [("exit", 5), ("return", 0)])
+def test_a_process_that_a_method_forks_does_not_come_back(
+    bench: Bench, method: str, how: str, code: int
+) -> None:
+    """It would take calls, and answer them, a second time."""
+    bench.call(method, how, place=1 if method == "fork" else None)
+    child = bench.reply()[1]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+
+
+def test_a_method_that_raises_a_cancellation_was_not_cancelled(bench: Bench) -> None:
+    bench.call("cancel_itself", place=None)
+    raised = bench.reply()[1]
+    assert "the worker raised CancelledError()" in str(raised)
+
+
 def test_exceptions_and_exits_become_replies(bench: Bench) -> None:
     bench.call("fail", place=1)
     bench.call("leave", place=2)
@@ -168,6 +220,49 @@ def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> No
     assert number == 3
     assert isinstance(error, GroupBroken)
     assert "block overran" in str(error)
+
+
+def test_what_comes_while_a_method_overruns_is_refused_at_once(bench: Bench) -> None:
+    bench.call("block", place=1, budget=0.05)
+    time.sleep(0.1)
+    bench.call("note", "behind", place=2)
+    number, error = bench.reply()
+    assert number == 3
+    assert isinstance(error, GroupBroken)
+    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    assert bench.reply() == (2, None)
+    bench.call("note", "next", place=3)
+    assert bench.reply()[0] == 4, "each is answered once"
+
+
+def test_a_method_that_begins_after_its_deadline_has_its_budget_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neoproto.runtime.executor.LATE_S", 0.3)
+    gate: threading.Event = bench.executor._workers[""].gate  # type: ignore[attr-defined]
+    bench.call("block", place=1)
+    late = bench.call("block", place=2, budget=0.01)
+    behind = bench.call("note", "behind", place=3)
+    time.sleep(0.05)
+    assert bench.executor.status(late).state == "queued"
+    gate.set()
+    assert bench.reply() == (2, None)
+    assert bench.reply() == (late, None), "it ran, and was quick"
+    assert bench.reply()[1][-1] == "behind", "so nothing is broken"
+    gate.clear()
+    bench.call("block", place=4)
+    late = bench.call("stay", place=5, budget=0.01)
+    behind = bench.call("note", "behind", place=6)
+    time.sleep(0.05)
+    gate.set()
+    assert bench.reply()[1] is None
+    number, error = bench.reply()
+    assert number == behind
+    assert isinstance(error, GroupBroken)
+    assert "stay overran" in str(error)
+    assert bench.executor.status(late).state == "running"
+    bench.executor._workers[""].last.set()  # type: ignore[attr-defined]
+    assert bench.reply() == (late, None)
 
 
 def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench) -> None:

@@ -18,6 +18,16 @@ class MuteError(Exception):
         raise RuntimeError("no text")
 
 
+class LeavingError(Exception):
+    """Leaves by everything that is asked of it."""
+
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+    def __reduce__(self) -> str:
+        raise SystemExit(0)
+
+
 def raised(error: BaseException) -> BaseException:
     try:
         raise error
@@ -47,6 +57,12 @@ def test_an_exception_that_cannot_be_rebuilt_is_named(error: Exception) -> None:
         assert isinstance(pickle.loads(pickle.dumps(rebuilt)), RemoteError)
     else:
         assert type(rebuilt).__name__ == "MuteError"
+
+
+def test_an_exception_that_leaves_while_it_is_written_is_named() -> None:
+    rebuilt = decode_failure(encode_failure(raised(LeavingError()), "there"))
+    assert isinstance(rebuilt, RemoteError)
+    assert rebuilt.type_name.endswith("test_wire.LeavingError")
 
 
 def test_functions_travel_by_value() -> None:

@@ -192,7 +192,7 @@ class Cluster:
         return version(n)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):  # only a hang takes so long, on a busy machine too
             while not holds():  # noqa: ASYNC110 -- what is looked at has no event
                 await asyncio.sleep(0.001)
 

@@ -2,21 +2,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from neoproto.trainer.background import BackgroundTracker, NotOpened
+from neoproto.trainer.service_runs import RunStart
 
 
 class Service:
     """A tracker that notes what it is told, and does what it is told to."""
 
-    def __init__(self, on_log: Callable[[int], object] = lambda step: None) -> None:
+    def __init__(
+        self,
+        on_log: Callable[[int], object] = lambda step: None,
+        on_begin: Callable[[], object] = lambda: None,
+    ) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.closed: bool | None = None
         self.thread: str | None = None
-        self._on_log = on_log
+        self._on_log, self._on_begin = on_log, on_begin
+
+    def begin(self, starts: Sequence[RunStart]) -> None:
+        self._on_begin()
+        self.rows.append((-starts[-1].start, {}))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.thread = threading.current_thread().name
@@ -55,6 +64,28 @@ def test_a_service_that_fails_is_said_once_and_tried_again() -> None:
         "warning: there failed, the run goes on without it: ConnectionError: no route to host",
         "warning: 2 rows of metrics did not reach there",
     ]
+
+
+def test_a_service_is_told_of_a_start_before_its_rows_and_again_until_it_took_it() -> None:
+    failures = iter([ConnectionError("no route"), None, None])
+
+    def flaky() -> None:
+        if (error := next(failures)) is not None:
+            raise error
+
+    said: list[str] = []
+    service = Service(on_begin=flaky)
+    tracker = BackgroundTracker("there", lambda: service, said.append)
+    starts = [RunStart(start=number, step=0, time=0.0) for number in (1, 2)]
+    tracker.begin(starts[:1])
+    tracker.log({}, 1)
+    tracker.log({}, 2)
+    tracker.begin(starts)
+    tracker.log({}, 1)
+    tracker.close()
+    assert [step for step, _ in service.rows] == [1, -1, 2, -2, 1]
+    # No row is lost.
+    assert said == ["warning: there failed, the run goes on without it: ConnectionError: no route"]
 
 
 def test_a_service_that_hangs_holds_nobody_up() -> None:

@@ -241,7 +241,17 @@ def test_every_damaged_file_is_named(tmp_path: Path) -> None:
     assert "has 5 bytes, wanted 17" in said[2]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"files": 3}', '{"format": 9, "step": 1, "files": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"files": 3}',
+        '{"format": 9, "step": 1, "files": {}}',
+        pytest.param("[" * 100_000, id="deep"),
+        '{"format": 1, "step": 1, "files": {"a": {"size": Infinity, "sha256": ""}}}',
+    ],
+)
 def test_a_damaged_manifest_is_a_problem_too(tmp_path: Path, text: str) -> None:
     saved = save(CheckpointFolder(tmp_path), 1)
     (saved.path / MANIFEST).write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
+from neoproto.data.user_code import noted_interrupts
 from neoproto.errors import AdvantageError, ConfigError, NeoProtoError
 from neoproto.run.restarts import of_a_process
 from neoproto.trainer.estimators import check_estimator, chosen_estimator, made_up_inputs
@@ -114,10 +116,68 @@ def test_the_trial_leaves_no_trace(tmp_path: Path) -> None:
     assert advantages_bt.max() == 1.0
 
 
+SPOILS = """
+def compute_advantages(inputs, options, table):
+    advantages_bt = inputs.rewards_bt.clone()
+    given = (inputs.rewards_bt, inputs.values_bt, inputs.bootstrap_values_b, inputs.truncated_b)
+    for tensor in (*given, inputs.group_ids_b):
+        if tensor is not None:
+            tensor.fill_(1)
+    inputs.mask_bt.zero_()
+    table["seen"].append(len(table["seen"]))
+    assert table["seen"] == [0], "options of an earlier call"
+    return advantages_bt, advantages_bt
+"""
+KEEPS = SPOILS.replace(".fill_(1)", ".clone()").replace("mask_bt.zero_()", "mask_bt.clone()")
+MASKED = {"truncated": "mask", "rollout_correction": {"rollout_is": "token"}}
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("algorithm", [{}, MASKED])
+def test_what_it_changes_in_place_changes_nothing_else(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    def run(text: str) -> tuple[dict[str, list[Any]], dict[str, float]]:
+        config = configured(
+            write(tmp_path, text),
+            options={"table": {"seen": []}},
+            algorithm=algorithm,
+            critic={"enable": True},
+        )
+        check_estimator(config)
+        world = World(scores=(1.0, 3.0), values=0.25, truncated=(False, True), rollout=-1.25)
+        settings = StepSettings.from_config(config)
+        batch, figures = asyncio.run(ppo_step(world.workers(), prompt_batch(), settings, PhaseClock()))
+        columns = {name: column.tolist() for name, column in batch.batch.items()}
+        assert config.algorithm.custom_advantage_function.options == {"table": {"seen": []}}
+        return columns, figures
+
+    assert run(SPOILS) == run(KEEPS)
+
+
+@pytest.mark.usefixtures("store")
+def test_an_estimator_that_a_loop_puts_into_the_settings_gets_copies_too() -> None:
+    def spoils(inputs: AdvantageInputs, options: AdvantageOptions) -> tuple[torch.Tensor, torch.Tensor]:
+        made = inputs.rewards_bt.clone()
+        inputs.rewards_bt.fill_(9.0)
+        inputs.mask_bt.zero_()
+        return made, made
+
+    settings = StepSettings.from_config(load_config({"algorithm": {"adv_estimator": "reinforce_plus_plus"}}))
+    world = World(scores=(1.0, 3.0))
+    workers = world.workers(critic=False)
+    _, figures = asyncio.run(
+        ppo_step(workers, prompt_batch(), replace(settings, estimator=spoils), PhaseClock())
+    )
+    assert figures["critic/rewards/mean"] == 2.0
+    assert figures["critic/advantages/max"] == 3.0
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ("return 1 / 0", r"mine\.py raised: line 2: ZeroDivisionError: division by zero, on a small batch"),
+        ("raise SystemExit(0)", r"mine\.py raised: line 2: SystemExit: 0, on a small batch"),
+        ("raise KeyboardInterrupt", r"mine\.py raised: line 2: KeyboardInterrupt, on a small batch"),
+        ("raise GeneratorExit", r"mine\.py raised: line 2: GeneratorExit, on a small batch"),
         ("return i.rewards_bt", r"should return two tensors, got tensor\("),
         ("return 1, i.rewards_bt", r"should return advantages as a tensor, got 1 \(int\)"),
         (
@@ -133,7 +193,8 @@ def test_the_trial_leaves_no_trace(tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_line_before_a_run(tmp_path: Path, body: str, said: str) -> None:
     path = write(tmp_path, f"def compute_advantages(i, o):\n    {body}\n")
-    with pytest.raises(ConfigError, match=rf"^algorithm\.custom_advantage_function: .*{said}") as caught:
+    said = rf"^algorithm\.custom_advantage_function: .*{said}"
+    with noted_interrupts(), pytest.raises(ConfigError, match=said) as caught:
         check_estimator(configured(path))
     assert "\n" not in str(caught.value)
 

@@ -60,7 +60,7 @@ def test_logprob_difference_agrees_with_a_naive_loop_and_ignores_padding() -> No
         {
             "training/rollout_probs_diff_mean": mean,
             "training/rollout_probs_diff_max": max(probs),
-            "training/rollout_probs_diff_std": math.sqrt(sum((p - mean) ** 2 for p in probs) / 3),
+            "training/rollout_probs_diff_std": math.sqrt(sum((p - mean) ** 2 for p in probs) / 2),
             "training/rollout_log_probs_diff_mean": 0.75 / 3,
             "training/rollout_log_probs_diff_max": 0.5,
             "rollout_corr/kl": sum(logs) / 3,
@@ -87,6 +87,13 @@ def test_importance_metrics_agree_with_a_naive_loop() -> None:
             "training/rollout_is/ess": 3.5**2 / (3 * (4 + 0.25 + 1)),
         }
     )
+
+
+def test_the_distance_of_one_token_does_not_spread() -> None:
+    figures = logprob_difference(
+        torch.tensor([[-1.0, 0.0]]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[1, 0]])
+    )
+    assert figures["training/rollout_probs_diff_std"] == 0.0
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -8,7 +8,7 @@ import pytest
 
 from neoproto.errors import ConfigError
 from neoproto.trainer.checkpoint import Checkpoint
-from neoproto.trainer.resume import STATE, RolloutProgress, TrainerState, read_state
+from neoproto.trainer.resume import STATE, RolloutProgress, TrainerState, code_of, read_state
 from neoproto.weights import WeightVersion
 
 WHOLE = TrainerState(
@@ -47,3 +47,32 @@ def test_what_was_not_written_by_a_run_is_named(tmp_path: Path, content: bytes, 
     with pytest.raises(ConfigError) as caught:
         read_state(Checkpoint(step=3, path=tmp_path))
     assert str(caught.value).replace(": got", " got").startswith(f"{path} {said}")
+
+
+def test_code_is_known_by_its_file_and_the_neighbours_that_it_imports(tmp_path: Path) -> None:
+    def written(folder: str, **others: str) -> str:
+        files = {
+            "reward.py": "import json, torch\nfrom helper import x\ndef f():\n    import package.part\n",
+            "helper.py": "from . import further",
+            "further.py": "import reward, json",
+            "package/__init__.py": "",
+            "package/part.py": "",
+            "unused.py": "",
+            "json.py": "",
+            "torch/readme.py": "",
+        } | {name.replace("__", "/") + ".py": text for name, text in others.items()}
+        for name, text in files.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return code_of(tmp_path / folder / "reward.py", "f")
+
+    first = written("a")
+    assert first.startswith("f in 5 files of SHA-256 ")
+    assert written("b", unused="1", json="1", torch__readme="1") == first
+    for number, changed in enumerate(("helper", "further", "package__part")):
+        assert written(f"c{number}", **{changed: "import further"}) != first
+    assert code_of(tmp_path / "a" / "unused.py", "f").startswith("f in a file of SHA-256 ")
+    assert code_of(tmp_path / "absent.py", "f") == "f in a file that cannot be read"
+    (tmp_path / "broken.py").write_text("def")
+    assert code_of(tmp_path / "broken.py", "f").startswith("f in a file of SHA-256 ")

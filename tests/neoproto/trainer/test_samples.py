@@ -69,3 +69,11 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "samples").write_text("a file")
     with pytest.raises(OSError, match="samples"):
         SampleLog(tmp_path / "samples").log(1, batch())
+
+
+def test_a_score_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    scored = batch()
+    scored.batch["token_level_scores"] = torch.tensor([[0.0, 0.0, torch.nan], [0.0, torch.inf, 0.0]])
+    SampleLog(tmp_path).log(1, scored)
+    rows = [json.loads(line) for line in (tmp_path / "step_1.jsonl").read_text().splitlines()]
+    assert [row["score"] for row in rows] == [None, None]

@@ -383,6 +383,7 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(tmp_path: Path, store: M
     assert state is not None
     check_fits(scene.config, checkpoint, state)
     check_fits(Scene(tmp_path, "decoupled_async").config, checkpoint, state)
+    assert (state.fixed["reward"], state.fixed["trainer loop"]) == ("auto", "the one of trainer.mode")
     with pytest.raises(ConfigError, match=r"trainer\.mode: got 'sync', but .*global_step_2 was saved with"):
         check_fits(load_config({}), checkpoint, state)
     other = {

@@ -57,3 +57,13 @@ def test_a_held_batch_is_released_when_it_is_let_go(store: MemoryStore) -> None:
     assert store.keys() == []
     with pytest.raises(ValueError, match="released"):
         batch.hold()
+
+
+def test_rows_come_without_meta_info_and_own_nothing(store: MemoryStore) -> None:
+    batch = prompts(3)
+    batch.meta_info["step"] = 1
+    counted = CountedBatch(batch, 1)
+    rows = counted.rows([2, 0])
+    assert rows["prompts"].tolist() == [[2], [0]]
+    assert rows.meta_info == {}
+    assert counted.batch.meta_info == {"step": 1}

@@ -222,6 +222,41 @@ def test_samples_of_one_prompt_are_compared_with_each_other() -> None:
     assert batch.batch["advantages"][:, 0].tolist() == [-1.0, 1.0, -20.0, 20.0]
 
 
+# -- scores and the loss mask ------------------------------------------------------------------------------
+
+
+def scored(scores: list[list[float]], mask: list[list[int]]) -> DataProto:
+    """An annotated batch of two tokens a row with these scores, and loss masks."""
+    world = World(lengths=(2, 2))
+    batch = annotated(world, critic=False)
+    batch.batch["response_mask"] = torch.tensor(mask)
+    batch.batch["token_level_scores"] = torch.tensor(scores)
+    return batch.union(world.ref_log_prob(batch))
+
+
+def test_a_score_on_a_token_that_is_not_in_the_loss_counts_on_the_last_one_that_is() -> None:
+    batch = scored([[0.0, 1.0], [0.5, 0.0]], [[1, 0], [0, 1]])
+    found, figures = estimate(batch, settings(adv_estimator="reinforce_plus_plus"))
+    assert found.batch["advantages"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
+    assert figures["critic/rewards/mean"] == figures["critic/score/mean"] == 0.75
+
+
+@pytest.mark.parametrize("kl", [False, True])
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_on_a_row_out_of_the_loss_is_in_no_metric(score: float, kl: bool) -> None:
+    batch = scored([[0.0, score], [0.0, 1.0]], [[0, 0], [1, 1]])
+    found, figures = estimate(batch, settings(adv_estimator="reinforce_plus_plus", use_kl_in_reward=kl))
+    assert found.batch["advantages"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert figures["critic/score/mean"] == figures["critic/score/max"] == 1.0
+    assert all(math.isfinite(value) for value in figures.values())
+
+
+def test_a_score_that_is_not_finite_on_a_row_in_the_loss_ends_the_step() -> None:
+    batch = scored([[0.0, math.nan], [0.0, 1.0]], [[1, 0], [1, 1]])
+    with pytest.raises(NonFiniteLoss, match="advantages has 1 non-finite of 4"):
+        estimate(batch, settings(adv_estimator="reinforce_plus_plus"))
+
+
 # -- the KL penalty in the reward --------------------------------------------------------------------------
 
 
@@ -246,6 +281,41 @@ def test_the_adaptive_coefficient_moves_after_the_step_that_used_it() -> None:
     used = [step(world, chosen, reference=True)[1]["actor/reward_kl_penalty_coeff"] for _ in range(2)]
     # KL 0.5 is twice the target: the error is clipped to 0.2, on 2 samples of a horizon of 100.
     assert used == [0.1, pytest.approx(0.1 * (1 + 0.2 * 2 / 100))]
+
+
+def adapting(**algorithm: Any) -> StepSettings:
+    adaptive = {"type": "adaptive", "kl_coef": 0.1, "target_kl": 0.25, "horizon": 100}
+    return settings(use_kl_in_reward=True, kl_ctrl=adaptive, truncated="mask", **algorithm)
+
+
+@pytest.mark.parametrize(("ref", "error"), [(-1.25, 0.0), (-1.3, 0.2), (-1.275, 0.1), (-1.0, -0.2)])
+@pytest.mark.parametrize("lengths", [(2, 2), (2, 1), (1, 1)])
+def test_the_target_is_in_nats_per_token_however_long_responses_are(
+    lengths: tuple[int, int], ref: float, error: float
+) -> None:
+    chosen = adapting()
+    step(World(lengths=lengths, old=-1.0, ref=ref), chosen, reference=True)
+    assert chosen.kl is not None
+    assert chosen.kl.value == pytest.approx(0.1 * (1 + error * 2 / 100), rel=1e-6)
+
+
+def test_rows_that_are_left_out_of_the_loss_do_not_move_the_coefficient() -> None:
+    """Six samples, of which two are trained on: the coefficient moves as if there were two."""
+    chosen, cut = adapting(adv_estimator="grpo"), [True, True, False, False, True, True]
+    world = World(n=3, lengths=[2] * 6, truncated=cut, scores=[1.0] * 6, ref=-1.5)
+    _, figures = step(world, chosen, critic=False, reference=True)
+    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert chosen.kl is not None
+    assert chosen.kl.value == pytest.approx(0.1 * (1 + 0.2 * 2 / 100), rel=1e-6)
+
+
+def test_where_no_kl_was_measured_the_coefficient_stays_and_none_is_reported() -> None:
+    chosen = adapting()
+    world = World(lengths=(2, 2), truncated=(True, True), ref=-1.5)
+    _, figures = step(world, chosen, reference=True)
+    assert chosen.kl is not None
+    assert chosen.kl.value == figures["actor/reward_kl_penalty_coeff"] == 0.1
+    assert "actor/reward_kl_penalty" not in figures
 
 
 @pytest.mark.parametrize(

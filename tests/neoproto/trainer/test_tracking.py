@@ -65,14 +65,14 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
 def test_tensorboard_hides_what_earlier_files_show_of_later_steps(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for start, values in ((0, {1: 1.0, 2: 2.0, 3: 3.0}), (1, {2: 20.0})):
+    for start, values in ((0, {0: 0.5, 7: 7.0}), (0, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0}), (1, {2: 20.0})):
         tracker = TensorBoardTracker(tmp_path, start)
         for step, value in values.items():
             tracker.log({"a": value}, step)
         tracker.close()
         time.sleep(1.1)  # files are named, and read in order, by the second
     shown = EventAccumulator(str(tmp_path)).Reload().Scalars("a")
-    assert [(event.step, event.value) for event in shown] == [(1, 1.0), (2, 20.0)]
+    assert [(event.step, event.value) for event in shown] == [(0, 0.0), (1, 1.0), (2, 20.0)]
 
 
 class Closing:

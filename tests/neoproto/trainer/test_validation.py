@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from neoproto.config import ValKwargsConfig
+from neoproto.data import DataProto
 from neoproto.store import MemoryStore
 from neoproto.trainer.phases import PhaseClock
 from neoproto.trainer.validation import (
@@ -93,6 +95,36 @@ def test_a_sample_says_what_was_asked_and_what_came_back() -> None:
         score=0.5,
         accuracy=0.5,
     )
+
+
+def test_a_sample_has_the_vote_that_its_judge_told() -> None:
+    class Telling(World):
+        def score(self, batch: DataProto) -> DataProto:
+            told = DataProto.from_dict(non_tensors={"vote": ["7", None]})
+            return super().score(batch).union(told)
+
+    assert [sample.vote for sample in run(Telling(), GREEDY)[1]] == ["7", None]
+    assert [sample.vote for sample in run(World(), GREEDY)[1]] == [None, None]
+
+
+def test_answers_without_a_score_are_counted_and_named() -> None:
+    """They score 0 like wrong ones, so that the accuracy alone does not tell."""
+
+    class Failing(World):
+        def score(self, batch: DataProto) -> DataProto:
+            failed = torch.tensor([row % 3 for row in range(len(batch))], dtype=torch.int8)
+            scores = super().score(batch)
+            return scores.select(["token_level_scores"]).union(
+                DataProto.from_dict(tensors={"reward_failed": failed})
+            )
+
+    figures, samples = run(Failing(scores=(0.0,) * 6), sampled(3))
+    assert {name: figures.pop(name) for name in ("val-aux/reward/timeouts", "val-aux/reward/errors")} == {
+        "val-aux/reward/timeouts": 2.0,
+        "val-aux/reward/errors": 2.0,
+    }
+    assert set(figures) == {"val-core/letters/acc/mean@3", "val-core/words/acc/mean@3"}
+    assert [sample.failure for sample in samples] == ["", "timeout", "error"] * 2
 
 
 def test_nothing_stays_in_the_store(store: MemoryStore) -> None:

@@ -174,8 +174,10 @@ def fitted(table: Table, console: Console) -> list[Table | Text]:
             Measurement.get(console, console.options.update(max_width=10_000), one).maximum <= console.width
         )
 
+    below = [Text(str(table.caption))] if table.caption else []
+    table.caption = None  # it would be as wide as it is long
     if fits(table):
-        return [table]
+        return [table, *below]
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     names = [str(column.header) for column in table.columns]
     rows = list(zip(*columns, strict=True))
@@ -190,12 +192,12 @@ def fitted(table: Table, console: Console) -> list[Table | Text]:
     shared = [f"{name} {column[0]}" for name, column, one in zip(names, columns, same, strict=True) if one]
     if fits(narrow):
         said = [text for text in shared if not text.endswith(" ")]
-        return [narrow, *([Text.from_markup(f"all: {', '.join(said)}")] if said else [])]
+        return [narrow, *([Text.from_markup(f"all: {', '.join(said)}")] if said else []), *below]
     lines: list[Table | Text] = [Text(f"{table.title}", style="bold")]
     for row in rows:
         rest = [f"{name} {cell}" for name, cell in zip(names[1:], row[1:], strict=True) if cell]
         lines.append(Text.from_markup(f"  {row[0].strip()}: {', '.join(rest)}"))
-    return lines
+    return [*lines, *below]
 
 
 def core_scores(metrics: Mapping[str, float]) -> dict[str, float]:

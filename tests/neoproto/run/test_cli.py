@@ -242,7 +242,7 @@ def test_an_interrupted_run_says_how_to_resume_it(
         step = folder / "checkpoints" / "global_step_20"
         step.mkdir(parents=True)
         (step / "manifest.json").write_text("{}")
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Runtime, "from_config", interrupt)
     code, _, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={folder}"))

@@ -27,7 +27,7 @@ case "$*" in
     if [ -n "${PIP_FAILS_AT-}" ]; then case "$*" in *"$PIP_FAILS_AT"*) echo "$PIP_SAYS"; exit 1 ;; esac; fi ;;
 "-I -c "*version*torch*) echo "${TORCH_FOUND-}"; [ -n "${TORCH_FOUND-}" ] ;;
 "-I -c "*) exec REAL -I -c "$FAKE_PRELUDE$3" ;;
-"-m neoproto.run"* | "-m actors.smollm2"*) echo "ran: $*" ;;
+"-m neoproto.run"* | "-m neoproto actors.smollm2"*) echo "ran: $*" ;;
 esac
 """.replace("REAL", sys.executable)
 
@@ -231,7 +231,7 @@ def test_run_picks_the_default_config_unless_one_is_named(checkout: Checkout) ->
 
 def test_make_smollm2_sets_up_and_hands_its_arguments_on(checkout: Checkout) -> None:
     out = checkout.run("make_smollm2", "--to", "a b")[1]
-    assert out.endswith("ran: -m actors.smollm2 --to a b\n")
+    assert out.endswith("ran: -m neoproto actors.smollm2 --to a b\n")
     assert any(line.endswith("requirements/cpu.lock") for line in checkout.installs())
 
 

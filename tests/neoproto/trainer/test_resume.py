@@ -68,7 +68,8 @@ def test_code_is_known_by_its_file_and_the_neighbours_that_it_imports(tmp_path: 
         return code_of(tmp_path / folder / "reward.py", "f")
 
     first = written("a")
-    assert first.startswith("f in 5 files of SHA-256 ")
+    assert first.startswith("f in a file of SHA-256 ")
+    assert " with 4 neighbours of " in first
     assert written("b", unused="1", json="1", torch__readme="1") == first
     for number, changed in enumerate(("helper", "further", "package__part")):
         assert written(f"c{number}", **{changed: "import further"}) != first

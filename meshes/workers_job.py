@@ -15,6 +15,8 @@ from typing import Any
 from monarch.actor import attach_to_workers, enable_transport
 from monarch.job import JobState, JobTrait
 
+from neoproto.packages import blank
+
 logger = logging.getLogger(__name__)
 
 CLIENT_VARIABLE = "NEOPROTO_CLIENT"
@@ -76,6 +78,10 @@ class WorkersJob(JobTrait):  # type: ignore[misc] # Monarch is not typed
         """
         super().__init__()
         self._meshes = {name: list(addresses) for name, addresses in meshes.items()}
+
+    def __reduce__(self) -> Any:
+        """By way of `neoproto`: `monarch` reads the pickle where another package may be called meshes."""
+        return blank, ("meshes.workers_job", "WorkersJob"), vars(self)
 
     def _prepare_client_gateway(self) -> None:
         """Listen where this machine is reached: workers answer by TCP. By default a free port, at the address

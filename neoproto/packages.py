@@ -13,18 +13,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 NAMES = ("actors", "configs", "meshes")
+VLLM_SERVER = "actors.vllm_server"
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _hidden: set[str] = set()
 """Our packages that are not found at present."""
 _theirs: dict[str, ModuleType] = {}
 """The user's modules of these names, while ours are found."""
+_users_win = False
 
 
 class _Ours:
@@ -58,7 +61,7 @@ def install() -> None:
     sys.meta_path.append(_NotOurs)
     for name in NAMES:
         module = sys.modules.get(name)
-        if module is None or _is_ours(_place(module.__spec__, name)):
+        if module is None or is_ours(_place(module.__spec__, name)):
             continue
         if getattr(module.__spec__, "_initializing", False):
             raise ImportError(
@@ -83,15 +86,15 @@ def clash(name: str, place: str) -> str:
     return f"{name!r} is NeoProto's package {os.path.join(ROOT, name)} here, not {place}; rename the latter"
 
 
-def elsewhere(name: str) -> str | None:
-    """Where on `sys.path` a package or module of this name lies that is not ours."""
+def elsewhere(name: str, within: Sequence[str] | None = None) -> str | None:
+    """Where a package or module of this name lies that is not ours: on `sys.path`, or in these folders."""
     folders: list[str] = []
-    for entry in sys.path:
+    for entry in sys.path if within is None else within:
         spec = PathFinder.find_spec(name, [entry])
         if spec is None:
             continue
         place = _place(spec, name)
-        if _is_ours(place):
+        if is_ours(place):
             continue
         if spec.origin is not None:
             return place
@@ -108,20 +111,35 @@ def users_first() -> Iterator[None]:
 
     The modules of both stay as they are; only `sys.modules` changes, for all threads of this process.
     """
+    global _users_win
     names = [name for name in NAMES if name not in _hidden and elsewhere(name) is not None]
-    if not names:
-        yield
-        return
+    before, _users_win = _users_win, True
     ours = _take(names)
-    sys.modules.update(_theirs)
+    sys.modules.update({name: module for name, module in _theirs.items() if name.partition(".")[0] in names})
     _hidden.update(names)
     try:
         yield
     finally:
-        _theirs.clear()
         _theirs.update(_take(names))
         sys.modules.update(ours)
         _hidden.difference_update(names)
+        _users_win = before
+
+
+def users_win() -> bool:
+    """Whether this is within `users_first`."""
+    return _users_win
+
+
+def blank(module: str, name: str) -> Any:
+    """A new object of a class of ours, for pickles that a program reads which does not import `neoproto`."""
+    made = getattr(import_module(module), name)
+    return made.__new__(made)
+
+
+def vllm_plugin() -> None:
+    """The entry point `vllm.general_plugins`, here as a stock server does not import `neoproto` before."""
+    import_module(VLLM_SERVER).register()
 
 
 def _take(names: Sequence[str]) -> dict[str, ModuleType]:
@@ -138,5 +156,6 @@ def _place(spec: ModuleSpec | None, name: str) -> str:
     return os.path.dirname(origin) if os.path.basename(origin).startswith("__init__.") else origin or name
 
 
-def _is_ours(place: str) -> bool:
+def is_ours(place: str) -> bool:
+    """Whether a package lies where ours do."""
     return os.path.dirname(os.path.realpath(place)) == os.path.realpath(ROOT)

@@ -8,8 +8,8 @@ file, or in one of its neighbours, looks into that folder first:
                     ──elsewhere────────> helper                   (as ever)
 
 The folder is not put on `sys.path`: that would lend its modules to this program and to every installed
-package, and two files could not have neighbours of one name. Modules of the standard library and this
-program's own packages are never looked for in the folder.
+package, and two files could not have neighbours of one name. Modules of the standard library and `neoproto`
+are never looked for in the folder; `actors`, `configs` and `meshes` only where users' packages come first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-OUR_PACKAGES = frozenset({"neoproto", "meshes", "actors", "configs"})
+from neoproto.packages import NAMES, clash, elsewhere, is_ours, users_win
+
+_NEVER = sys.stdlib_module_names | {"neoproto"}
 _PREFIX = "neoproto_user_"
 _numbers = itertools.count(1)
 
@@ -80,14 +82,20 @@ class UserPackage:
     ) -> ModuleType:
         top = name.partition(".")[0]
         importer = (globals or {}).get("__name__")
+        if not level and top in NAMES and not users_win():
+            place = elsewhere(top, [self._folder]) or elsewhere(top)
+            if place is not None:  # even if ours has what is asked for: theirs may have been meant
+                raise ImportError(clash(top, place), name=top)
         if level or not self._is_neighbour(top, importer):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or (), 0)
         return module if fromlist else sys.modules[f"{self.name}.{top}"]
 
     def _is_neighbour(self, top: str, importer: object) -> bool:
-        if top in sys.stdlib_module_names or top in OUR_PACKAGES:
+        if top in _NEVER:
             return False
+        if top in NAMES:
+            return users_win() and elsewhere(top, [self._folder]) is not None
         name = f"{self.name}.{top}"
         if name == self._main == importer:  # math_verify.py wants the installed package, and not itself
             return False
@@ -125,7 +133,8 @@ def _named_files(one: Path, file: Path) -> set[Path]:
             modules = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
         for module in modules:
             parts = module.split(".")
-            if base == file.parent and parts[0] in sys.stdlib_module_names | OUR_PACKAGES:
+            ours = parts[0] in NAMES and is_ours(str(base / parts[0]))
+            if base == file.parent and (parts[0] in _NEVER or ours):
                 continue
             for count in range(1, len(parts) + 1):
                 place = base.joinpath(*parts[:count])

@@ -357,10 +357,11 @@ def case_transfer(folder: Path) -> None:
     from vllm.config import WeightTransferConfig
 
     from actors import vllm_engine, vllm_server
+    from neoproto.packages import vllm_plugin
 
     model = make_model(folder, tied=True)
     own = vllm_engine.engine_args
-    vllm_server.register()
+    vllm_plugin()
 
     def engine_args(options: EngineOptions) -> Any:
         args = own(options)

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto.tables": _layers("wording"),
     "neoproto.config": _layers("errors", "wording"),
     "neoproto.store": _layers("errors"),
-    "neoproto.data": _layers("errors", "wording", "store", "tables"),
+    "neoproto.data": _layers("packages", "errors", "wording", "store", "tables"),
     "neoproto.weights": _layers("errors", "store", "trace"),
     "neoproto.algorithms": _layers("errors"),
     "neoproto.runtime": _layers("errors", "wording", "config", "store", "data", "tables", "trace"),

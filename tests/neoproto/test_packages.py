@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from neoproto.packages import NAMES, ROOT, elsewhere
+from actors.reward_function import load_reward_function
+from actors.rewards import Score
+from meshes.workers_job import WorkersJob
+from neoproto.data.neighbours import source_files
+from neoproto.data.user_code import load_function
+from neoproto.errors import ConfigError
+from neoproto.packages import NAMES, ROOT, elsewhere, users_first
 
 
 @pytest.fixture(params=["packages", "modules", "folders"])
@@ -128,3 +135,45 @@ def test_a_folder_of_data_is_no_package(tmp_path: Path, monkeypatch: pytest.Monk
     assert elsewhere("configs") is None
     (tmp_path / "configs" / "mine.py").touch()
     assert elsewhere("configs") == str(tmp_path / "configs")
+
+
+ESTIMATOR = "from actors.rewards import points\ndef f(): return points('four')\n"
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside", "on the path"])
+def test_a_users_file_that_imports_such_a_name_is_refused_though_ours_has_the_module(
+    package: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    folder = package if beside else tmp_path_factory.mktemp("apart")
+    if not beside:
+        monkeypatch.syspath_prepend(package)
+    (folder / "mine.py").write_text(ESTIMATOR)
+    with pytest.raises(ConfigError) as error:
+        load_function(folder / "mine.py", "f", field="x")
+    assert str(error.value) == (
+        f"x.path: {folder}/mine.py cannot be imported: line 1: ImportError: 'actors' is NeoProto's package "
+        f"{ROOT}/actors here, not {package}/actors; rename the latter"
+    )
+
+
+def test_a_users_file_may_import_ours_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from actors.rewards import Score\ndef f(): return Score\n")
+    assert load_function(tmp_path / "mine.py", "f", field="x")() is Score
+
+
+@pytest.mark.parametrize("theirs", ["packages", "modules"], indirect=True)
+def test_a_reward_file_finds_such_a_neighbour_from_any_folder(theirs: Path) -> None:
+    (theirs / "reward.py").write_text(
+        "import actors\nfrom configs import RATE\ndef compute_score(**_):\n"
+        "    import meshes\n    return actors.RATE + RATE + meshes.RATE\n"
+    )
+    function = load_reward_function(theirs / "reward.py")
+    with users_first():
+        assert function() == 21
+    assert len(source_files(theirs / "reward.py")) == 4, "a resumed run compares them"
+
+
+@pytest.mark.parametrize("theirs", ["modules"], indirect=True)
+def test_an_applied_job_is_read_where_another_package_is_called_meshes(theirs: Path) -> None:
+    job = pickle.dumps(WorkersJob({"default": ["tcp://127.0.0.1:26600"]}))
+    assert "default" in python(theirs, "-c", f"import pickle; print(pickle.loads({job!r})._meshes)")

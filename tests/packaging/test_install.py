@@ -85,3 +85,13 @@ def test_a_report_is_written_from_another_folder(installed: Path, tmp_path: Path
 
 def test_the_command_answers_from_another_folder(installed: Path, tmp_path: Path) -> None:
     assert "--config-name" in python(installed, tmp_path, "-m", "neoproto.run", "--help")
+
+
+def test_vllm_finds_our_plugin_where_another_module_is_called_actors(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "actors.py").write_text("raise RuntimeError")
+    code = (
+        "from importlib.metadata import entry_points\n"
+        "found = entry_points(group='vllm.general_plugins', name='neoproto')\n"
+        "print(*{one.load().__module__ for one in found})"
+    )
+    assert python(installed, tmp_path, "-c", code) == "neoproto.packages\n"

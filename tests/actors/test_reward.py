@@ -170,11 +170,11 @@ def test_what_a_function_changes_in_place_is_seen_by_no_other_call(tmp_path: Pat
 
 @pytest.mark.parametrize("end", ["raise SystemExit(0)", "return 5", "await asyncio.sleep(0.1)"])
 def test_what_an_asynchronous_function_forks_does_not_come_back(tmp_path: Path, end: str) -> None:
-    body = f"import os\n    if os.fork() == 0: {end}\n    return 1"
-    assert scores(custom(tmp_path, body, prefix="async "), sample()) == [1.0]
-    pid, status = os.waitpid(-1, 0)
-    assert pid
-    assert os.waitstatus_to_exitcode(status) in (0, 1)
+    body = f"import os\n    pid = os.fork()\n    if pid == 0: {end}\n    return {{'score': 1, 'pid': pid}}"
+    judge = custom(tmp_path, body, prefix="async ")
+    (made,) = asyncio.run(judge.score([sample()]))
+    assert made.score.score == 1.0
+    assert os.waitstatus_to_exitcode(os.waitpid(made.score.extra["pid"], 0)[1]) in (0, 1)
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])

@@ -7,6 +7,7 @@ import getpass
 import hashlib
 import os
 import platform
+import pwd
 import secrets
 import tempfile
 from importlib import metadata, util
@@ -64,6 +65,22 @@ def visible_gpus() -> tuple[str, ...]:
     if listed is not None:
         return tuple(name.strip() for name in listed.split(",") if name.strip())
     return tuple(str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*")))))
+
+
+def monarch_log(root: Path = Path("/tmp")) -> Path:
+    """Where Monarch writes its own log, whatever TMPDIR says: by the user's name, if the user id has one."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = "unknown"
+    return root / user / "monarch_log.log"
+
+
+def can_be_written(file: Path) -> bool:
+    """Whether this process can append to a file, or make it and the folder it lies in."""
+    # os.path: in a folder that may not be looked into, Path.exists() raises.
+    there = next((one for one in (file, *file.parents) if os.path.exists(one)), file)
+    return os.access(there, os.W_OK if there == file else os.W_OK | os.X_OK)
 
 
 def short_tmp() -> str:

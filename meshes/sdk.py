@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from meshes import procs
 from meshes.guards import Guardian
-from meshes.machine import unmade_folder
+from meshes.machine import can_be_written, monarch_log, unmade_folder
 from neoproto.data.paths import named_errors
 from neoproto.errors import ConfigError, RuntimeClosed
 from neoproto.runtime.logfile import LogFileHandler
@@ -44,6 +44,10 @@ _SETTINGS = {
 }
 for _name, _value in _SETTINGS.items():
     os.environ.setdefault(_name, _value)
+_LOG_IS_PRINTED = not can_be_written(monarch_log())
+"""Monarch's own log, hundreds of lines: its file is another user's. Users without a name share one."""
+if _LOG_IS_PRINTED:
+    os.environ.setdefault("MONARCH_FILE_LOG", "error")
 
 CLOSED = "the runtime has been closed"
 MONARCH_THREADS = b"monarch-pytokio"
@@ -132,7 +136,8 @@ def _shut_down_client() -> None:
     """
     from monarch.actor import shutdown_context
 
-    with contextlib.suppress(TimeoutError):
+    quiet = quiet_terminal(Path(os.devnull)) if _LOG_IS_PRINTED else contextlib.nullcontext()
+    with contextlib.suppress(TimeoutError), quiet:
         shutdown_context(host_timeout=0.3).get(timeout=EXIT_WAIT_S)
 
 

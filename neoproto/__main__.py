@@ -5,8 +5,11 @@ Workers, judges and scripts are started so.
 
 from __future__ import annotations
 
+import contextlib
 import runpy
+import signal
 import sys
+from typing import NoReturn
 
 COMMANDS = """\
 wanted a module to run, for example actors.smollm2; the commands are
@@ -17,12 +20,38 @@ wanted a module to run, for example actors.smollm2; the commands are
 """
 
 
+BY_HAND = ("actors.smollm2", "actors.tiny_model")
+"""Commands of a person's: they begin and end as the others do. Workers and judges have ways of their own."""
+
+
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1].partition(".")[0] not in ("actors", "meshes", "neoproto"):
         sys.stderr.write(COMMANDS)
         sys.exit(2)
     del sys.argv[0]
+    if sys.argv[0] in BY_HAND:
+        run_by_hand(sys.argv[0])
     runpy.run_module(sys.argv[0], run_name="__main__")
+
+
+def run_by_hand(module: str) -> NoReturn:
+    from neoproto.run.process import begin, leave
+    from neoproto.runtime.signals import Terminated, raised_signals
+
+    begin()
+    said, code = "", 0
+    try:
+        with raised_signals():
+            runpy.run_module(module, run_name="__main__")
+    except Terminated as error:
+        said, code = f"ended by {error.signal_name}\n", int(error.code or 1)
+    except KeyboardInterrupt:
+        said, code = "interrupted\n", 128 + signal.SIGINT
+    except SystemExit as error:
+        said, code = ("", error.code or 0) if isinstance(error.code, int | None) else (f"{error.code}\n", 1)
+    with contextlib.suppress(OSError):
+        sys.stderr.write(said)
+    leave(code)
 
 
 if __name__ == "__main__":

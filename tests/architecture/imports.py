@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OURS = ("neoproto", "meshes", "actors", "configs", "scripts")
-ENTRY_POINTS = frozenset(f"neoproto.{name}" for name in ("run", "eval", "export", "report", "stack"))
+ENTRY_POINTS = frozenset(
+    f"neoproto.{name}" for name in ("__main__", "run", "eval", "export", "report", "stack")
+)
 EVERYTHING = frozenset({"*"})
 
 
@@ -25,7 +27,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto": _layers("packages"),
     "neoproto.errors": frozenset(),
     "neoproto.packages": frozenset(),
-    "neoproto.__main__": frozenset(),
     "neoproto.trace": frozenset(),
     "neoproto.wording": _layers("errors"),
     "neoproto.tables": _layers("wording"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import shutil
 from pathlib import Path
 
@@ -71,3 +72,22 @@ def test_a_folder_that_is_too_long_for_sockets_is_said(monkeypatch: pytest.Monke
     assert (
         machine.tmp_note() == f"TMPDIR=/{'é' * 20} is longer than 40 bytes, which sockets allow: /tmp is used"
     )
+
+
+def test_monarchs_log_may_be_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("meshes.machine.pwd.getpwuid", unknown)
+    log = machine.monarch_log(tmp_path)
+    assert log == tmp_path / "unknown" / "monarch_log.log"
+    refused: set[Path] = set()
+    monkeypatch.setattr("meshes.machine.os.access", lambda path, _: path not in refused)
+    assert machine.can_be_written(log), "both can be made"
+    log.parent.mkdir()
+    refused.add(log.parent)
+    assert not machine.can_be_written(log)
+    log.touch()
+    assert machine.can_be_written(log), "it is there already"
+    refused.add(log)
+    assert not machine.can_be_written(log)

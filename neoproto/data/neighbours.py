@@ -124,17 +124,17 @@ def source_files(file: Path) -> list[Path]:
 def _named_files(one: Path, file: Path) -> set[Path]:
     named = set()
     for node in ast.walk(ast.parse(one.read_bytes())):
-        base, modules = file.parent, []
+        base, modules, relative = file.parent, [], False
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
+            if relative := node.level > 0:
                 base = one.parents[node.level - 1]
             modules = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
         for module in modules:
             parts = module.split(".")
             ours = parts[0] in NAMES and is_ours(str(base / parts[0]))
-            if base == file.parent and (parts[0] in _NEVER or ours):
+            if not relative and (parts[0] in _NEVER or ours):
                 continue
             for count in range(1, len(parts) + 1):
                 place = base.joinpath(*parts[:count])

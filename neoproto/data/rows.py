@@ -308,6 +308,8 @@ def _question_problems(prompt: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "prompt: nothing is asked, all messages are empty"
     elif prompt[-1]["role"] == "assistant" and prompt[-1].get("tool_calls"):
         yield "prompt: an answer continues the assistant's last message, and cannot continue its tool_calls"
+    elif prompt[-1]["role"] == "assistant" and not str(prompt[-1].get("content") or "").strip():
+        yield "prompt: the assistant's last message has no text to continue; leave the message out"
 
 
 def _reward_problems(reward_model: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -165,9 +166,24 @@ def resume_hint() -> str:
 
             folder = Path(handler.baseFilename).parent
             newest = CheckpointFolder(folder / CHECKPOINTS, None).newest()
-            if newest is not None:
-                return f"; the same command with runtime.run_dir={folder} resumes it from step {newest.step}"
+            if newest is None:
+                return ""
+            words = [shlex.quote(f"runtime.run_dir={folder}"), *_resume_words(folder)]
+            return f"; the same command with {' '.join(words)} resumes it from step {newest.step}"
     return ""
+
+
+def _resume_words(folder: Path) -> list[str]:
+    """What a command needs besides that resumed in another way itself, or not at all."""
+    from neoproto.report.reading import read_config
+    from neoproto.run.folder import CONFIG
+
+    try:
+        trainer = read_config(folder / CONFIG).get("trainer") or {}
+    except ConfigError:
+        return []
+    words = ["trainer.resume_mode=auto"] if trainer.get("resume_mode", "auto") != "auto" else []
+    return words + (["trainer.resume_from_path=null"] if trainer.get("resume_from_path") else [])
 
 
 def log_hint() -> str:

@@ -76,7 +76,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
     finally:
         GlobalHydra.instance().clear()
     assert isinstance(resolved, dict)
-    settled = typed_wins(resolved, layers.typed, {*layers.typed, *layers.own})
+    settled = typed_wins(resolved, layers.typed, layers.typed)
     settled = typed_wins(settled, layers.own, {*layers.typed, *layers.own, *layers.added})
     return {str(key): value for key, value in settled.items()}
 

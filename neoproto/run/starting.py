@@ -125,8 +125,8 @@ class Starts:
         code = code_options(self._prepared.config, self._prepared.loop)
         if "judged" not in start.state.loader:
             yield (
-                "it is of an earlier version and does not say what its rows were judged by, so that is not "
-                "compared"
+                "it is of an earlier version and does not say what its rows were judged by, nor by which "
+                "code, so neither is compared"
             )
         yield from differing(code, start.checkpoint, start.state)
 

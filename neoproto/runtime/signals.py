@@ -38,6 +38,10 @@ def _end_at_once(signum: int, _: FrameType | None) -> None:
     os._exit(128 + signum)
 
 
+def _end_silently(signum: int, _: FrameType | None) -> None:
+    os._exit(128 + signum)
+
+
 def end_at_once() -> None:
     """Until `raised_signals`, a signal ends this process with one line and its code.
 
@@ -75,7 +79,8 @@ def raised_signals() -> Iterator[None]:
         yield
     finally:
         for signum, handler in previous.items():
-            signal.signal(signum, handler)
+            # What is to be said of the end is said by whoever leaves the block.
+            signal.signal(signum, _end_silently if handler is _end_at_once else handler)
 
 
 class SignalHandlers:

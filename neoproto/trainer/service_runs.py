@@ -81,7 +81,8 @@ class ServiceRuns:
         """Note a start of the run that resumes from `step`. To be called before `metrics.jsonl` is cut."""
         first = step + 1 if step else 0  # from the beginning, the validation of step 0 is repeated too
         last = last_logged_step(self.path.with_name(METRICS))
-        again = last is not None and last >= first
+        # What was logged before there was a service is in none.
+        again = bool(self.starts) and last is not None and last >= first
         self.starts.append(
             RunStart(
                 start=len(self.starts) + 1,

@@ -6,6 +6,7 @@ after a resume or a restart. No service can take a value back: `begin` marks wha
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -134,11 +135,12 @@ class MlflowTracker:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.tracking import MlflowClient
 
-        self.place = uri
+        self.place = re.sub(r"//[^/@]*@", "//", uri)  # without a password
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._start = 0
         # The store in the folder is kept by its name: the folder may be moved.
-        where = {"uri": given or FOLDER_STORE}
+        # Others by a digest: a URI may hold a password, and run folders are shared.
+        where = {"uri": hashlib.sha256(given.encode()).hexdigest()[:16] if given else FOLDER_STORE}
         known = labels.runs.of("mlflow")
         run = self._known(known["id"]) if known.get("uri") == where["uri"] and "id" in known else None
         if run is None:

@@ -68,6 +68,7 @@ def screen(steps: int, sources: tuple[str, ...], notes: tuple[str, ...] = (), ma
         "closing …",
         "result",
         rf"{TABLE}(\n{TABLE})+",
+        r"Phases overlap, .*: they do not add up\.",
         r"run folder: \S+",
         r"trained model: \S+",
     ]

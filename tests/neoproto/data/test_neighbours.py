@@ -106,7 +106,8 @@ def test_a_file_named_like_a_package_does_not_import_itself(tmp_path: Path) -> N
 def test_the_files_that_a_file_is_made_of(tmp_path: Path) -> None:
     files = {
         "mine.py": "import helper, json\ndef f():\n    from package import part; import plain.deep.x",
-        "helper.py": "from . import second\nimport mine, actors, nowhere",
+        "helper.py": "from . import second\nfrom .types import x\nimport mine, actors, nowhere",
+        "types.py": "",
         "second.py": "def broken(",
         "package/__init__.py": "from .other import VALUE",
         "package/part.py": "from ..third import VALUE\nfrom ....far import VALUE",
@@ -124,7 +125,15 @@ def test_the_files_that_a_file_is_made_of(tmp_path: Path) -> None:
     first, *others = (str(path.relative_to(tmp_path)) for path in source_files(tmp_path / "mine.py"))
     assert first == "mine.py"
     package = ["package/__init__.py", "package/other.py", "package/part.py"]
-    assert others == ["actors.py", "helper.py", *package, "plain/deep/x.py", "second.py", "third.py"]
+    assert others == [
+        "actors.py",
+        "helper.py",
+        *package,
+        "plain/deep/x.py",
+        "second.py",
+        "third.py",
+        "types.py",
+    ]
     assert source_files(tmp_path / "gone.py") == [tmp_path / "gone.py"]
 
 

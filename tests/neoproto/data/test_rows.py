@@ -306,6 +306,10 @@ def test_what_only_a_pickle_could_carry_is_refused_with_its_row() -> None:
             ],
             "prompt: an answer continues the assistant's last message, and cannot continue its tool_calls",
         ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}],
+            "prompt: the assistant's last message has no text to continue; leave the message out",
+        ),
     ],
 )
 def test_a_prompt_that_asks_nothing_is_refused(tmp_path: Path, prompt: list[Any], said: str) -> None:

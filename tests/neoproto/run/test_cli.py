@@ -233,10 +233,24 @@ def test_without_arguments_it_says_what_it_is_about_to_do(
     assert ended(capsys, "--config-name", "ppo_monarch") == (0, "", "")
 
 
+@pytest.mark.parametrize(
+    ("name", "mode", "said"),
+    [
+        ("run", [], "runtime.run_dir={}"),
+        ("a run", ["trainer.resume_mode=disable"], "'runtime.run_dir={}' trainer.resume_mode=auto"),
+    ],
+)
 def test_an_interrupted_run_says_how_to_resume_it(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, train_file: Path
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: Path,
+    train_file: Path,
+    name: str,
+    mode: list[str],
+    said: str,
 ) -> None:
-    folder = tmp_path / "run"
+    folder = tmp_path / name
 
     def interrupt(*_: Any, **__: Any) -> None:
         step = folder / "checkpoints" / "global_step_20"
@@ -245,9 +259,9 @@ def test_an_interrupted_run_says_how_to_resume_it(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Runtime, "from_config", interrupt)
-    code, _, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={folder}"))
+    code, _, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={folder}", *mode))
     assert (code, errors) == (
         130,
         "interrupted; everything of the run is closed; "
-        f"the same command with runtime.run_dir={folder} resumes it from step 20\n",
+        f"the same command with {said.format(folder)} resumes it from step 20\n",
     )

@@ -200,7 +200,8 @@ def test_a_checkpoint_that_does_not_say_what_judged_it_is_taken_and_that_is_said
     told = found.told(found.next())
     assert told is not None
     assert told.endswith(
-        "; it is of an earlier version and does not say what its rows were judged by, so that is not compared"
+        "; it is of an earlier version and does not say what its rows were judged by, nor by which code, "
+        "so neither is compared"
     )
 
 

@@ -31,6 +31,13 @@ def test_a_start_knows_the_steps_that_are_taken_again(tmp_path: Path) -> None:
     assert (read.starts, read.of("wandb"), read.of("mlflow")) == (runs.starts, {"id": "a"}, {})
 
 
+def test_what_was_logged_before_there_was_a_service_is_not_superseded_in_it(tmp_path: Path) -> None:
+    metrics(tmp_path, *range(28))
+    runs = ServiceRuns(tmp_path)
+    runs.begin(20)
+    assert [(one.first, one.superseded) for one in runs.starts] == [(None, 0)]
+
+
 def test_the_last_step_is_found_behind_a_cut_line_and_in_a_long_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert last_logged_step(path) is None

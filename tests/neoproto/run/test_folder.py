@@ -80,9 +80,9 @@ import sys, time
 from neoproto.config import load_config
 from neoproto.run.folder import run_folder
 with run_folder(load_config({"runtime": {"run_dir": sys.argv[1]}})):
-    print("held", flush=True)
     import subprocess
     subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL)
+    print("held", flush=True)  # a child that is being started has the lock for a moment
     time.sleep(30)
 """
 

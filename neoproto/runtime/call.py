@@ -91,7 +91,7 @@ class RemoteCall(Generic[T]):
     def cancel(self) -> bool:
         """Give the call up: it ends with `CallCancelled`; a running async method is cancelled on its worker.
 
-        A sync method that already runs is left to end; its result is dropped.
+        A sync method that already runs is left to end; its result is dropped. Its deadline still counts.
 
         Returns:
             False if the call had ended before.

@@ -5,7 +5,10 @@
                   └── registered before it is sent  expire ──┘
 
 A call is registered before the group is asked whether the rank is alive, and a death is noted before the
-pending calls are looked through: whichever comes first, the call settles.
+pending calls are looked through: whichever comes first, the call settles. So it is with broken groups.
+
+A sync call may end for its caller (an exception of one rank, a death, `cancel`) while ranks still run it. Its
+deadline is watched on: past it, what waits behind it on those ranks would wait for as long as it runs.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
+from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.deadline import DeadlineWatch
 from neoproto.runtime.display import call_facts
+from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.members import Members
 from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_failure
 
@@ -76,7 +80,7 @@ class PendingCall(RemoteCall[Any]):
         self._center, self._collect_results = center, submission.collect
 
     def cancel(self) -> bool:
-        if not self._center.settle(
+        if not self._center.end_early(
             self, error=CallCancelled(f"{self.members.name}.{self.method} was cancelled")
         ):
             return False
@@ -108,12 +112,22 @@ class PendingCall(RemoteCall[Any]):
         return self._collect_results([decode(reply) for reply in raw.values()])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Remainder:
+    """Ranks that may still run a sync call that has ended for its caller."""
+
+    members: Members
+    method: str
+    ranks: set[int]
+
+
 class CallCenter:
     """All calls of this process to all groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: dict[int, PendingCall] = {}
+        self._remainders: dict[int, _Remainder] = {}
         self._next_id = random.SystemRandom().getrandbits(40) << 20
         self._watch = DeadlineWatch()
         self._watched = 0
@@ -136,7 +150,13 @@ class CallCenter:
             call = PendingCall(self, members, self._next_id, submission)
             self._pending[call.call_id] = call
         try:
-            if members.admit(call.replies):
+            may_be_sent = members.admit(call.replies)
+            if call.deadline <= call.submitted:  # over before it began: no rank hears of it
+                elapsed = max(0.0, call.deadline - call.submitted)
+                late = DeadlineExceeded(call.method, members.name, list(call.replies), elapsed)
+                self.settle(call, error=late)
+                return call
+            if may_be_sent:
                 self._send(call, submission)
         except BaseException:
             self._forget(call)
@@ -175,6 +195,7 @@ class CallCenter:
         """A rank has answered. Runs on the backend's thread: settles, never blocks."""
         call = self._pending.get(call_id)
         if call is None:
+            self._answered_late(call_id, rank)
             return
         with self._lock:
             if rank not in call.replies or call.replies[rank] is not None:
@@ -187,6 +208,7 @@ class CallCenter:
                 call.failure = call.failure or outcome
         if isinstance(outcome, Failure) and outcome.broken:
             call.members.mark_broken(outcome.message)
+            self._fail_behind(call.members, call_id, stuck={rank}, mute=set())
             complete = True
         if complete:
             self.settle(call, raw=call.failure or call.replies)
@@ -196,7 +218,15 @@ class CallCenter:
     def _end_hold(self, call_id: int) -> None:
         call = self._pending.get(call_id)
         if call is not None and not call.members.is_dying(call.silent_ranks()):  # else `on_death` settles it
-            self.settle(call, raw=call.failure)
+            self.end_early(call, raw=call.failure)
+
+    def _answered_late(self, call_id: int, rank: int) -> None:
+        with self._lock:
+            remainder = self._remainders.get(call_id)
+            if remainder is not None:
+                remainder.ranks.discard(rank)
+                if not remainder.ranks:
+                    del self._remainders[call_id]
 
     def on_death(self, members: Members, rank: int) -> None:
         """Settle what waits for a rank that `members` already counts as dead."""
@@ -207,7 +237,16 @@ class CallCenter:
             ]
         for call in waiting:
             if call.replies[rank] is None:
-                self.settle(call, error=error)
+                self.end_early(call, error=error)
+
+    def end_early(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
+        """`settle` a call that ranks may still run, and watch these until its deadline."""
+        if not call.is_async and call.deadline != math.inf and not call.done():
+            remainder = _Remainder(members=call.members, method=call.method, ranks=set(call.silent_ranks()))
+            with self._lock:
+                self._remainders[call.call_id] = remainder
+            self._watch.add(call.deadline, _Due(self._check_remainder, call.call_id))
+        return self.settle(call, raw, error)
 
     def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
         """End a call and forget it; False if it had ended."""
@@ -220,6 +259,9 @@ class CallCenter:
         """End every call under way, of one group or of all, with `RuntimeClosed`."""
         with self._lock:
             ended = [call for call in self._pending.values() if members is None or call.members is members]
+            for call_id, one in list(self._remainders.items()):
+                if members is None or one.members is members:
+                    del self._remainders[call_id]
         for call in ended:
             self.settle(call, error=RuntimeClosed(reason))
 
@@ -246,7 +288,12 @@ class CallCenter:
         self._watched += 1
         if self._watched > 2 * len(self._pending) + 1024:
             self._watched = len(self._pending)
-            self._watch.prune(lambda due: isinstance(due, _Due) and due.call_id in self._pending)
+            self._watch.prune(
+                lambda due: (
+                    isinstance(due, _Due)
+                    and (due.call_id in self._pending or due.call_id in self._remainders)
+                )
+            )
 
     def expire(self, call_id: int) -> None:
         """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
@@ -262,16 +309,65 @@ class CallCenter:
         elapsed = call.deadline - call.submitted
         members, silent = call.members, call.silent_ranks()
         statuses = members.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
-        unsure = [rank for rank in silent if rank not in statuses or statuses[rank].state == "running"]
-        if not call.is_async and unsure and not call.done():
-            reason = f"{members.name} is broken: {call.method} overran its deadline on rank(s) {unsure}"
-            members.mark_broken(reason)
-            members.processes.break_group(unsure, reason)
+        if not call.is_async:
+            self._break_if_running(members, call.method, call.call_id, call.silent_ranks(), statuses)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
         mute = [rank for rank in silent if rank not in statuses]
         if mute and not call.done():
             stacks |= members.processes.stacks(mute)
         self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
+
+    def _check_remainder(self, call_id: int) -> None:
+        """The deadline has passed of a call that had ended for its caller before."""
+        with self._lock:
+            remainder = self._remainders.pop(call_id, None)
+        if remainder is not None:
+            threading.Thread(
+                target=self._ask_remainder, args=(call_id, remainder), name="neoproto-expiry", daemon=True
+            ).start()
+
+    def _ask_remainder(self, call_id: int, remainder: _Remainder) -> None:
+        members = remainder.members
+        silent = [rank for rank in remainder.ranks if not members.is_dying([rank])]
+        statuses = members.processes.statuses(silent, call_id, STATUS_TIMEOUT_S)
+        self._break_if_running(members, remainder.method, call_id, silent, statuses)
+
+    def _break_if_running(
+        self,
+        members: Members,
+        method: str,
+        call_id: int,
+        silent: Sequence[int],
+        statuses: Mapping[int, CallStatus],
+    ) -> None:
+        """Break the group if a sync call past its deadline runs on a rank, or if the rank does not say."""
+        mute = {rank for rank in silent if rank not in statuses and not members.is_dying([rank])}
+        runs = {rank for rank, status in statuses.items() if status.state == "running"}
+        running = [rank for rank in silent if rank in mute or rank in runs]
+        if running and members.closed is None:
+            reason = f"{members.name} is broken: {method} overran its deadline on rank(s) {running}"
+            members.mark_broken(reason)
+            members.processes.break_group(running, reason)
+            self._fail_behind(members, call_id, stuck=set(running), mute=mute)
+
+    def _fail_behind(self, members: Members, call_id: int, *, stuck: set[int], mute: set[int]) -> None:
+        """End what waits behind a call of a broken group, which may run for ever.
+
+        Args:
+            stuck: ranks that run it. A call that waits there keeps its other ranks waiting too.
+            mute: those of them that do nothing else, async methods included.
+        """
+        error = GroupBroken(members.broken)
+        with self._lock:  # in the order of submission
+            others = [call for call in self._pending.values() if call.members is members]
+        for call in others:
+            waits_for = mute if call.is_async else stuck
+            if call.call_id == call_id or waits_for.isdisjoint(call.silent_ranks()):
+                continue
+            if not call.is_async:
+                stuck |= call.replies.keys()
+            if call.deadline > time.monotonic():  # else its own deadline ends it
+                self.settle(call, error=error)
 
 
 class _Due:

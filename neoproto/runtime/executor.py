@@ -29,6 +29,9 @@ from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 Reply = Callable[[Failure | bytes], None]
 """Sends the outcome of one call home; may be used on any thread."""
 
+LATE_S = 1.0
+"""A sync call that begins after its deadline may run as long as its whole budget, and at least this long."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitArguments:
@@ -50,6 +53,8 @@ class _SyncCall:
     reply: Reply
     context: contextvars.Context
     deadline: float = math.inf
+    overrun_at: float = math.inf
+    refused: bool = False
 
 
 _in_method = contextvars.ContextVar("in_method", default=False)
@@ -108,7 +113,12 @@ def _as_exception(error: BaseException) -> Exception:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallStatus:
-    """What a silent rank does with a call: `state` "queued", "running" or "unknown", and where it is."""
+    """What a silent rank does with a call, and where it is.
+
+    Attributes:
+        state: "queued"; "late": it began after its deadline, and is not yet an overrun; "running"; "unknown".
+        stack: of the worker thread.
+    """
 
     state: str
     stack: str
@@ -120,6 +130,7 @@ class _State:
 
     Attributes:
         next_place, waiting: the number of the sync call that is next, and those that came before their turn.
+        queued: by id, the sync calls that have not begun.
         unfinished: calls of both kinds that were taken and have not ended.
         running: the sync call that runs.
         broken: why everything is refused.
@@ -128,6 +139,7 @@ class _State:
 
     next_place: int = 0
     waiting: dict[int, _SyncCall] = field(default_factory=dict)
+    queued: dict[int, _SyncCall] = field(default_factory=dict)
     unfinished: int = 0
     running: _SyncCall | None = None
     broken: str | None = None
@@ -187,11 +199,20 @@ class WorkerExecutor:
     def _enqueue(self, place: int, call: _SyncCall) -> None:
         with self._lock:
             state = self._state
-            state.waiting[place] = call
+            state.waiting[place] = state.queued[call.header.call_id] = call
             state.unfinished += 1
             while state.next_place in state.waiting:
                 self._ready.put(state.waiting.pop(state.next_place))
                 state.next_place += 1
+            self._note_overrun()
+            overrun = state.broken is not None and state.running is not None
+        if overrun:  # its turn may never come
+            self._refuse(call)
+
+    def _refuse(self, call: _SyncCall) -> None:
+        """Answer a call ahead of its turn. It keeps its place, and the thread passes over it."""
+        call.refused = True
+        call.reply(self._failure(GroupBroken(self._state.broken)))
 
     def status(self, call_id: int) -> CallStatus:
         """Where a call is, for the deadline's report; marks the group broken if it runs past its deadline."""
@@ -199,8 +220,9 @@ class WorkerExecutor:
             self._note_overrun()
             running = self._state.running
             if running is not None and running.header.call_id == call_id:
-                state = "running"
-            elif any(call.header.call_id == call_id for call in self._state.waiting.values()):
+                late = running.deadline < running.overrun_at and time.monotonic() <= running.overrun_at
+                state = "late" if late else "running"
+            elif call_id in self._state.queued:
                 state = "queued"
             else:
                 state = "unknown"
@@ -243,17 +265,27 @@ class WorkerExecutor:
                 self._note_overrun()
                 self._state.running = None
                 self._state.unfinished -= 1
-            call.reply(outcome)
+            if not call.refused:
+                call.reply(outcome)
 
     def _run_sync(self, call: _SyncCall) -> Failure | bytes:
         with self._lock:
+            del self._state.queued[call.header.call_id]
             refusal = self._refusal_locked()
             if refusal is None:
                 self._state.running = call
+                call.overrun_at = call.deadline
+                late = (now := time.monotonic()) > call.deadline
+                if late:
+                    # It runs all the same: a rank that skipped it would part from its peers.
+                    call.overrun_at = now + max(call.header.budget_s or 0.0, LATE_S)
         if refusal is not None:
             return self._failure(refusal)
         set_deadline(call.deadline)
         try:
+            if late:
+                # Its caller is told already, and watches it no longer.
+                self._loop.call_soon_threadsafe(self._loop.call_at, call.overrun_at, self._end_late, call)
             if call.header.method == INIT:
                 with trace.span("start", "call"):
                     self._build(decode(call.payload))
@@ -264,6 +296,16 @@ class WorkerExecutor:
             return encode(result)
         except BaseException as error:  # noqa: BLE001 - whatever a worker raises belongs to its caller
             return self._failure(error)
+
+    def _end_late(self, call: _SyncCall) -> None:
+        """Refuse what waits behind a call that began late and still runs."""
+        with self._lock:
+            if self._state.running is not call:
+                return
+            self._break(call)
+            behind = list(self._state.queued.values())
+        for one in behind:
+            self._refuse(one)
 
     def _build(self, init: InitArguments) -> None:
         for role, (cls, args, kwargs) in init.classes.items():
@@ -353,8 +395,11 @@ class WorkerExecutor:
 
     def _note_overrun(self) -> None:
         running = self._state.running
-        if running is not None and self._state.broken is None and time.monotonic() > running.deadline:
-            self._state.broken = (
-                f"{self.identity.group_name} is broken: {running.header.method} overran its deadline on rank "
-                f"{self.identity.rank}"
-            )
+        if running is not None and time.monotonic() > running.overrun_at:
+            self._break(running)
+
+    def _break(self, overrun: _SyncCall) -> None:
+        self._state.broken = self._state.broken or (
+            f"{self.identity.group_name} is broken: {overrun.header.method} overran its deadline on rank "
+            f"{self.identity.rank}"
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
+from neoproto.errors import DeadlineExceeded, GroupBroken, RuntimeClosed, WorkerDied, WorkerInitError
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup, current_runtime
 from tests.meshes.leftovers import wait_until_clean
 from tests.meshes.workers import Caller, Greeter, Probe
@@ -174,6 +174,14 @@ def test_fused_roles_share_their_processes(runtime: Runtime) -> None:
         group.role("other")
     with pytest.raises(AttributeError, match="no public method"):
         group.submit("add", (1,))
+    caller.keep(probe)
+    overrun = caller.submit("call", ("sleep", 60.0), timeout=2.0)
+    time.sleep(0.5)  # it runs by then
+    behind = greeter.submit("greet", ("you",))
+    with pytest.raises(DeadlineExceeded):
+        overrun.result()
+    with pytest.raises(GroupBroken, match="sleep overran"):
+        behind.result(timeout=10)  # admitted in time, so it waits behind
 
 
 def test_names_do_not_collide(runtime: Runtime) -> None:

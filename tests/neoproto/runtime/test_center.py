@@ -197,3 +197,89 @@ def test_a_death_on_a_full_disk_says_so(
     bench.die(0)
     with pytest.raises(WorkerDied, match=rf"\(SIGKILL\); {tmp_path}: No space left on device$"):
         call.result()
+
+
+def test_a_call_with_no_time_is_never_sent_and_breaks_nothing(bench: Bench) -> None:
+    for is_async in (False, True):
+        call = bench.start(0, 1, timeout=0, is_async=is_async)
+        with pytest.raises(DeadlineExceeded, match=r"g\.m did not answer within 0\.0 s"):
+            call.result(timeout=0)
+    assert bench.processes.sent == []
+    bench.start(0, 1)
+    ((_, header),) = bench.processes.sent
+    assert header.place(0) == 0, "no place in the order was taken"
+
+
+def test_what_waits_behind_an_overrun_ends_with_it(bench: Bench) -> None:
+    bench.processes.states = {1: CallStatus(state="running", stack="b")}
+    elsewhere = bench.start(0)
+    overrun = bench.start(0, 1, timeout=0.2)
+    bench.answer(overrun, 0, "done")
+    behind, with_its_peer, loop = bench.start(0, 1), bench.start(0), bench.start(1, is_async=True)
+    with pytest.raises(DeadlineExceeded):
+        overrun.result(timeout=10)
+    for call in (behind, with_its_peer):
+        with pytest.raises(GroupBroken, match=r"m overran its deadline on rank\(s\) \[1\]"):
+            call.result(timeout=0)
+    assert not elsewhere.done(), "it is before the others on a rank that goes on"
+    assert not loop.done(), "async methods go on"
+
+
+def test_what_waits_behind_a_rank_that_does_nothing_else_ends_too(bench: Bench) -> None:
+    overrun = bench.start(1, timeout=0.1)  # says nothing of its state
+    loop = bench.start(1, is_async=True)
+    with pytest.raises(DeadlineExceeded):
+        overrun.result(timeout=10)
+    with pytest.raises(GroupBroken):
+        loop.result(timeout=0)
+
+
+@pytest.mark.parametrize("way", ["cancelled", "failed", "died"])
+def test_a_call_that_ended_early_is_watched_until_its_deadline(bench: Bench, way: str) -> None:
+    """For the caller it is over; rank 1 runs it still."""
+    bench.processes.states = {1: CallStatus(state="running", stack="b")}
+    overrun = bench.start(0, 1, timeout=0.6)
+    behind = bench.start(1)
+    if way == "cancelled":
+        assert overrun.cancel()
+        bench.answer(overrun, 0, "late")
+    elif way == "failed":
+        bench.answer(overrun, 0, LookupError("alone"))
+    else:
+        bench.die(0)
+    with pytest.raises((CallCancelled, LookupError, WorkerDied)):
+        overrun.result(timeout=0.5)
+    assert not behind.done()
+    with pytest.raises(GroupBroken, match=r"overran its deadline on rank\(s\) \[1\]"):
+        behind.result(timeout=10)
+    with pytest.raises(GroupBroken):
+        bench.start(1)
+
+
+def test_a_cancelled_call_that_ends_in_time_breaks_nothing(bench: Bench) -> None:
+    cancelled, other = bench.start(0, 1, timeout=0.2), bench.start(0, timeout=0.3)
+    assert cancelled.cancel()
+    bench.answer(cancelled, 0, None)
+    bench.answer(cancelled, 1, None)
+    bench.processes.states = {0: CallStatus(state="queued", stack="")}
+    with pytest.raises(DeadlineExceeded):
+        other.result(timeout=10)
+    assert bench.members.broken is None
+
+
+def test_a_rank_that_refuses_ends_what_waits_for_it(bench: Bench) -> None:
+    asked, behind = bench.start(0, 1), bench.start(0, 1)
+    broken = encode_failure(GroupBroken("g is broken: m overran"), "there", broken=True)
+    bench.center.on_reply(asked.call_id, 0, broken)
+    for call in (asked, behind):
+        with pytest.raises(GroupBroken, match="m overran"):
+            call.result(timeout=0)
+
+
+def test_a_closed_group_is_watched_no_longer(bench: Bench) -> None:
+    cancelled = bench.start(0, timeout=0.1)
+    assert cancelled.cancel()
+    bench.center.fail_all(bench.members, "closed")
+    with pytest.raises(DeadlineExceeded):
+        bench.start(1, timeout=0.2, is_async=True).result(timeout=10)
+    assert bench.processes.broken == []

@@ -31,7 +31,7 @@ from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 class Recorder(Worker):
     def __init__(self, start: int) -> None:
         self.seen: list[Any] = [start, self.rank, self.world_size]
-        self.gate = threading.Event()
+        self.gate, self.last = threading.Event(), threading.Event()
 
     def note(self, value: Any) -> list[Any]:
         self.seen.append(value)
@@ -39,6 +39,9 @@ class Recorder(Worker):
 
     def block(self) -> None:
         self.gate.wait(30)
+
+    def stay(self) -> None:
+        self.last.wait(30)
 
     def open(self) -> None:
         self.gate.set()
@@ -197,6 +200,49 @@ def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> No
     assert number == 3
     assert isinstance(error, GroupBroken)
     assert "block overran" in str(error)
+
+
+def test_what_comes_while_a_method_overruns_is_refused_at_once(bench: Bench) -> None:
+    bench.call("block", place=1, budget=0.05)
+    time.sleep(0.1)
+    bench.call("note", "behind", place=2)
+    number, error = bench.reply()
+    assert number == 3
+    assert isinstance(error, GroupBroken)
+    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    assert bench.reply() == (2, None)
+    bench.call("note", "next", place=3)
+    assert bench.reply()[0] == 4, "each is answered once"
+
+
+def test_a_method_that_begins_after_its_deadline_has_its_budget_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neoproto.runtime.executor.LATE_S", 0.3)
+    gate: threading.Event = bench.executor._workers[""].gate  # type: ignore[attr-defined]
+    bench.call("block", place=1)
+    late = bench.call("block", place=2, budget=0.01)
+    behind = bench.call("note", "behind", place=3)
+    time.sleep(0.05)
+    assert bench.executor.status(late).state == "queued"
+    gate.set()
+    assert bench.reply() == (2, None)
+    assert bench.reply() == (late, None), "it ran, and was quick"
+    assert bench.reply()[1][-1] == "behind", "so nothing is broken"
+    gate.clear()
+    bench.call("block", place=4)
+    late = bench.call("stay", place=5, budget=0.01)
+    behind = bench.call("note", "behind", place=6)
+    time.sleep(0.05)
+    gate.set()
+    assert bench.reply()[1] is None
+    number, error = bench.reply()
+    assert number == behind
+    assert isinstance(error, GroupBroken)
+    assert "stay overran" in str(error)
+    assert bench.executor.status(late).state == "running"
+    bench.executor._workers[""].last.set()  # type: ignore[attr-defined]
+    assert bench.reply() == (late, None)
 
 
 def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench) -> None:

@@ -148,6 +148,10 @@ def rollout_env(options: EngineOptions) -> dict[str, str]:
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "",
+        # A replica is one process: what its engine listens on, nobody else connects to.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
     }
     if options.device == "cpu":
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

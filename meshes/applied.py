@@ -270,7 +270,7 @@ class AppliedHosts:
         from meshes.probe import guard_name
 
         env = {CACHE_VARIABLE: report.cache_dir, **self._env, "TMPDIR": report.tmp_dir}
-        return Node(env=env, gpus=report.gpus, name=guard_name(mesh, report.node))
+        return Node(env=env, gpus=report.gpus, name=guard_name(mesh, report.node), machine=report.machine)
 
     def _reports(self, meshes: Mapping[str, Any]) -> dict[str, list[HostReport]]:
         """What the probes say, by mesh and in the order of hosts. Call it in `run_blocking`."""

@@ -16,7 +16,7 @@ from meshes import ports, sdk
 from meshes.deaths import DeathWatch, parse_fault
 from meshes.guardian import Guardian, sweep
 from meshes.jobs import MESH_PREFIX, Hosts, Node, Nodes, PrivateHosts
-from meshes.machine import machine_id, unmade_folder
+from meshes.machine import LOOPBACK_ONLY, machine_id, unmade_folder
 from meshes.stacks import read_stacks
 from meshes.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.runtime.backend import (
@@ -286,6 +286,7 @@ class MonarchGroup:
             group_name=request.name,
             nnodes=block.nnodes,
             processes_per_node=block.devices_per_node,
+            public=not self._hosts.one_machine,
             log_dir=str(request.log_dir),
             attach=request.attach,
             requests=ports.requests().address,
@@ -300,7 +301,7 @@ class MonarchGroup:
         block = self.request.pool.block
         node, device = divmod(point.rank, block.devices_per_node)
         host = self._hosts.nodes[node]
-        env = dict(host.env)
+        env = {**host.env, **(LOOPBACK_ONLY if self._hosts.one_machine else {})}
         if self.request.pool.device_type == "gpu":
             env["CUDA_VISIBLE_DEVICES"] = host.gpu(block.first_device + device)
         log_path = self.request.log_dir / f"rank{point.rank}.log"

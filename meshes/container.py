@@ -34,6 +34,7 @@ class ContainerSpec:
 
     Attributes:
         group_name, nnodes, processes_per_node: the group.
+        public: its ranks are on several machines.
         log_dir: the folder of its logs, on every machine.
         attach: what its processes know of the run.
         requests: where the root's `ports.requests()` is.
@@ -42,6 +43,7 @@ class ContainerSpec:
     group_name: str
     nnodes: int
     processes_per_node: int
+    public: bool
     log_dir: str
     attach: AttachSpec
     requests: ports.Address
@@ -78,7 +80,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         )
         self._rank = rank
         self._host = socket.gethostname()
-        self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.nnodes > 1)
+        self._rendezvous = Rendezvous(is_server=rank == 0, public=spec.public)
         self._store = ProcessStore(store, identity.node_rank, identity.local_rank)
         self._executor = WorkerExecutor(identity, self._host, self._rendezvous, asyncio.get_running_loop())
         ports.calls().set_sink(self._take)

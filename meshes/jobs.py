@@ -27,11 +27,13 @@ class Node:
         env: environment they do not inherit from the host.
         gpus: what `CUDA_VISIBLE_DEVICES` calls its GPUs; empty if it has none, or they are not known.
         name: what its guardian is called; None where the controller's own sees to it.
+        machine: its `machine_id`; "" is the controller's.
     """
 
     env: Mapping[str, str]
     gpus: tuple[str, ...] = ()
     name: str | None = None
+    machine: str = ""
 
     def gpu(self, device: int) -> str:
         """The `CUDA_VISIBLE_DEVICES` of one device."""
@@ -51,6 +53,11 @@ class Nodes:
     mesh: Any
     nodes: tuple[Node, ...]
     counted: bool = True
+
+    @property
+    def one_machine(self) -> bool:
+        """Whether they are all on the same machine."""
+        return len({node.machine for node in self.nodes}) == 1
 
 
 class Hosts(Protocol):

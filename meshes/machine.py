@@ -16,6 +16,9 @@ PACKAGES = ("torch", "torchmonarch", "torchstore")
 """Distributions that all processes of a run must have in the same version."""
 OURS = ("neoproto", "actors", "meshes", "configs")
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""Where the collectives of ranks on one machine listen. Else gloo takes the address of the host name,
+and NCCL the first interface that is not loopback."""
 
 
 @functools.cache

@@ -341,6 +341,7 @@ def test_the_environment_says_threads_and_compiles_nothing_on_a_cpu() -> None:
     assert made["OMP_NUM_THREADS"] == "3"
     assert made["TORCHDYNAMO_DISABLE"] == "1"
     assert made["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert (made["VLLM_HOST_IP"], made["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
     gpu = rollout_env(EngineOptions(model="m", max_model_len=4, eos_token_ids=(2,), device="gpu"))
     assert "TORCHDYNAMO_DISABLE" not in gpu
     hf = rollout_env(EngineOptions(name="hf", model="m", max_model_len=4, eos_token_ids=(2,), threads=3))

@@ -26,6 +26,14 @@ pytestmark = pytest.mark.live
 __all__ = ["networks"]
 LIMIT_S = 150.0
 ADDRESSES = ["tcp://10.77.0.1:26600", "tcp://10.77.0.2:26600"]
+NAMED = """
+hostname np-named
+printf '127.0.0.1 localhost\\n192.0.2.2 np-named\\n' > "$1"
+mount --bind "$1" /etc/hosts && shift
+ip link set lo up && ip link add np0 type veth peer name np1
+ip addr add 192.0.2.2/24 dev np0 && ip link set np0 up && ip link set np1 up
+exec "$@"
+"""
 ALONE = """
 hostname np-host$1; shift
 printf '127.0.0.1 localhost\\n10.77.0.1 np-host1\\n10.77.0.2 np-host2\\n' > "$1"
@@ -122,6 +130,7 @@ def test_groups_and_store_span_two_hosts_and_the_next_run_does_too(machines: Mac
         assert [place["host"] for place in places] == ["np-host1", "np-host2"]
         assert len({place["temporary"] for place in places}) == 2
         assert told["beside"] == "np-host1"
+        assert told["listens"] == ["0.0.0.0", "10.77.0.1", "127.0.0.1"], "as docs/security.md says"
         assert told["sums"] == [[0.0, 0.0], [40.0, 40.0], [40.0]]
         assert (told["reduced"], told["here"]) == ([3.0, 3.0], 4000.0)
         run_id = str(told["run_id"])
@@ -144,6 +153,24 @@ def test_a_killed_controller_leaves_nothing_on_the_other_machine(machines: Machi
     told = machines.run("log-next", "close", "next")
     assert gone(str(told["run_id"]), 20) == []
     machines.wait_for_the_end("log-next")
+
+
+def test_hosts_of_one_machine_listen_on_loopback_alone(networks: list[str], tmp_path: Path) -> None:
+    """Whatever address the machine's name has. Nothing else listens in a network of its own."""
+    inside = ["unshare", "--mount", "--uts", "bash", "-c", NAMED, "bash", str(tmp_path / "hosts")]
+    program = [sys.executable, "-m", "tests.meshes.two_hosts", "close", str(tmp_path / "run"), "process"]
+    done = subprocess.run(
+        ["ip", "netns", "exec", networks[0], *inside, *program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[0])
+    assert (told["reduced"], told["places"][0]["host"]) == ([3.0, 3.0], "np-named")
+    assert told["listens"] == ["127.0.0.1"]
 
 
 def controllers(folder: Path) -> list[int]:

@@ -32,7 +32,7 @@ from neoproto.run.folder import (
     run_folder,
 )
 from neoproto.run.loggers import Services, open_services
-from neoproto.run.plan import show_plan
+from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
@@ -120,6 +120,8 @@ def prepared_run(
     placement = place(config)
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
     prepared = replace(prepare(config, device, console.stage), loop=loop_code(own_loop))
+    if config.runtime.monarch.job_mode == "process":
+        check_shared_memory(config, prepared.model_dir, console)
     return placement, prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 
 

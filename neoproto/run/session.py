@@ -15,10 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from meshes.applied import check_applied_job
-from meshes.topology import compile_topology
+from meshes.topology import compile_here
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError
@@ -132,16 +130,14 @@ def place(config: RunConfig) -> Placement:
         TopologyError: with every violation.
         ConfigError: there is no such job, or its meshes are not the topology's clusters.
     """
-    gpus = torch.cuda.device_count()
-    current = config.runtime.monarch.job_mode == "current"
-    placement = compile_topology(
+    job_mode = config.runtime.monarch.job_mode
+    placement = compile_here(
         config.resolved_topology(),
+        job_mode=job_mode,
         roles_needed=config.roles,
         roles_allowed=OPTIONAL_ROLES,
-        device_type="gpu" if gpus else "cpu",
-        local_gpus=None if current else gpus,
     )
-    if current:
+    if job_mode == "current":
         check_applied_job({one.name: one.nnodes for one in placement.clusters})
     return placement
 

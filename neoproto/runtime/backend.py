@@ -26,6 +26,7 @@ BACKENDS: dict[str, str] = {"monarch": "meshes.backend:MonarchBackend"}
 STORE_KEY = "/store"
 """What deaths of the store's processes are reported as; no group's key has a slash."""
 TOPOLOGY_COMPILER = "meshes.topology:compile_here"
+GPU_COUNTER = "meshes.machine:gpu_count"
 
 OnReply = Callable[[int, int, Failure | bytes], None]
 """(call id, rank, outcome); must not block."""
@@ -197,6 +198,12 @@ def compile_placement(topology: Any, job_mode: str) -> Placement:
     """
     placement: Placement = _imported(TOPOLOGY_COMPILER)(topology, job_mode=job_mode)
     return placement
+
+
+def local_gpus() -> int:
+    """GPUs that torch can use on this machine."""
+    count: int = _imported(GPU_COUNTER)()
+    return count
 
 
 def check_backend(name: str) -> None:

@@ -303,7 +303,7 @@ class WorkerExecutor:
             if self._state.running is not call:
                 return
             self._break(call)
-            behind = list(self._state.queued.values())
+            behind = [one for one in self._state.queued.values() if not one.refused]
         for one in behind:
             self._refuse(one)
 

@@ -18,6 +18,7 @@ from neoproto.runtime.backend import (
     GroupRequest,
     compile_placement,
     load_backend,
+    local_gpus,
     store_death,
 )
 from neoproto.runtime.center import CallCenter
@@ -173,7 +174,8 @@ class Runtime(Run):
                 controller, the place for a task runner.
 
         Raises:
-            ValueError: sizes below 1, more nodes than the cluster has, or "controller" with several nodes.
+            ValueError: sizes below 1, more nodes than the cluster has, more GPUs than this machine has, or
+                "controller" with several nodes.
         """
         self._check_open()
         if nnodes < 1 or processes_per_node < 1:
@@ -191,6 +193,9 @@ class Runtime(Run):
             )
         if on != "cluster":
             raise ValueError(f"on must be 'cluster' or 'controller', got {on!r}")
+        here = device_type == "gpu" and self._settings.options["job_mode"] == "process"
+        if here and processes_per_node > (gpus := local_gpus()):
+            raise ValueError(f"the pool wants {processes_per_node} GPUs a node, this machine has {gpus}")
         cluster = self._cluster_with(nnodes)
         return ResourcePool(name=name or "pool", cluster=cluster, block=block, device_type=device_type)
 

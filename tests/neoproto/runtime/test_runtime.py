@@ -42,3 +42,15 @@ def test_what_cannot_be_is_refused_and_leaves_no_runtime(
         Runtime.from_config(config)
     with pytest.raises(RuntimeClosed):
         current_runtime()
+
+
+def test_a_pool_has_no_more_gpus_than_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    runtime = Runtime(RuntimeSettings.from_config({}), None)
+    assert runtime.create_resource_pool(1, 2, device_type="gpu").device_type == "gpu"
+    with pytest.raises(ValueError, match="the pool wants 3 GPUs a node, this machine has 2"):
+        runtime.create_resource_pool(1, 3, device_type="gpu")
+    with pytest.raises(ValueError, match="device_type must be 'gpu' or 'cpu', got 'cuda'"):
+        runtime.create_resource_pool(1, 1, device_type="cuda")  # type: ignore[arg-type]
+    applied = RuntimeSettings.from_config({"monarch": {"job_mode": "current"}})
+    assert Runtime(applied, None).create_resource_pool(1, 3, device_type="gpu").world_size == 3

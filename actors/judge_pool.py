@@ -61,6 +61,10 @@ _ENDING_S = 1.0
 _ENDED_S = 15.0
 """How long a keeper may take to end a judge; longer than it tries to."""
 
+_lifelines: set[int] = set()
+"""Of the judges of this process. A process that a user's code forks here must not keep them alive."""
+os.register_at_fork(after_in_child=lambda: _let_go())
+
 JudgeKind = Literal["math_verify", "reasoning_gym", "custom"]
 
 
@@ -296,6 +300,7 @@ class JudgeChild:
             raise
         finally:
             os.close(control)
+        _lifelines.add(lifeline)
         self._keeper, self._number = keeper, 0
         # Also when the owner is dropped without a word.
         self._end = weakref.finalize(self, end, keeper, lifeline)
@@ -341,6 +346,9 @@ class JudgeChild:
 
 def end(keeper: subprocess.Popen[bytes], lifeline: int) -> None:
     """Have a child and all that it started killed, and close its pipes."""
+    if lifeline not in _lifelines:  # in a forked process
+        return
+    _lifelines.discard(lifeline)
     os.close(lifeline)
     try:
         keeper.wait(_ENDED_S)
@@ -350,6 +358,11 @@ def end(keeper: subprocess.Popen[bytes], lifeline: int) -> None:
     for pipe in (keeper.stdin, keeper.stdout):
         if pipe is not None:
             pipe.close()
+
+
+def _let_go() -> None:
+    while _lifelines:
+        os.close(_lifelines.pop())
 
 
 class FrameError(Exception):

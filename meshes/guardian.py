@@ -228,7 +228,7 @@ def read_message(line: bytes) -> list[str]:
     """The words of a message; none if it is not a whole one."""
     try:
         words = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # anybody may connect and send something
         return []
     return [str(word) for word in words] if isinstance(words, list) else []
 

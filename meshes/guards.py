@@ -268,7 +268,7 @@ class HostGuards:
             self._listener.settimeout(max(0.01, until - time.monotonic()))
             connection, _ = self._listener.accept()
             connection.settimeout(max(0.01, until - time.monotonic()))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # the latter of words that are no text
                 match read_message(_read_line(connection)):
                     case [token, name] if secrets.compare_digest(token.encode(), self.address.token.encode()):
                         self._connections[name] = connection

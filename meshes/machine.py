@@ -59,12 +59,20 @@ def source_digest() -> str:
     return digest.hexdigest()[:8]
 
 
+def gpu_count() -> int:
+    """GPUs that torch can use here: none with a build for CPUs, whatever the machine has."""
+    import torch  # late: not whoever asks for a folder needs it
+
+    return torch.cuda.device_count()
+
+
 def visible_gpus() -> tuple[str, ...]:
-    """What `CUDA_VISIBLE_DEVICES` calls the GPUs that a process of this machine may use."""
+    """What `CUDA_VISIBLE_DEVICES` calls them."""
+    count = gpu_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return tuple(name.strip() for name in listed.split(",") if name.strip())
-    return tuple(str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*")))))
+    if listed is not None:  # it ends, for CUDA, before the first that is not there
+        return tuple(name.strip() for name in listed.split(",") if name.strip())[:count]
+    return tuple(map(str, range(count)))
 
 
 def monarch_log(root: Path = Path("/tmp")) -> Path:

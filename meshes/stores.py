@@ -108,6 +108,7 @@ class GlobalStore:
             strategy="host" if self._strategy == "host" else "local_rank",
             timeout_s=self._timeout_s,
             index_procs=index,
+            spill=True,
         )
         spec: StoreSpec = self._server.spec()
         self.spec = cloudpickle.dumps(spec)

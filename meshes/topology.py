@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from meshes.machine import gpu_count
 from neoproto.config.load import schema_problems
 from neoproto.config.topology import (
     ClusterConfig,
@@ -81,6 +82,34 @@ def compile_topology(
     if problems:
         raise TopologyError(*problems)
     return Placement(clusters=tuple(clusters.values()), pools=tuple(pools.values()), models=tuple(models))
+
+
+def compile_here(
+    topology: TopologyConfig | Mapping[str, Any],
+    *,
+    job_mode: str,
+    roles_needed: Collection[str] | None = None,
+    roles_allowed: Collection[str] = (),
+) -> Placement:
+    """`compile_topology` with the GPUs of this machine.
+
+    Args:
+        job_mode: "process": all hosts are on it. Those of an applied job are counted when a run attaches.
+
+    Raises:
+        TopologyError: as there, or it has no cluster.
+    """
+    gpus = gpu_count()
+    placement = compile_topology(
+        topology,
+        roles_needed=roles_needed,
+        roles_allowed=roles_allowed,
+        device_type="gpu" if gpus else "cpu",
+        local_gpus=gpus if job_mode == "process" else None,
+    )
+    if not placement.clusters:
+        raise TopologyError("topology.clusters: wanted at least one cluster, got none")
+    return placement
 
 
 @dataclass(kw_only=True, slots=True)

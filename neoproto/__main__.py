@@ -6,6 +6,7 @@ Workers, judges and scripts are started so.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import runpy
 import signal
 import sys
@@ -29,9 +30,22 @@ def main() -> None:
         sys.stderr.write(COMMANDS)
         sys.exit(2)
     del sys.argv[0]
+    if not is_runnable(sys.argv[0]):
+        sys.stderr.write(f"no module {sys.argv[0]} to run; {COMMANDS}")
+        sys.exit(2)
     if sys.argv[0] in BY_HAND:
         run_by_hand(sys.argv[0])
     runpy.run_module(sys.argv[0], run_name="__main__")
+
+
+def is_runnable(name: str) -> bool:
+    """Whether there is such a module, or a package that runs as one."""
+    try:
+        spec = importlib.util.find_spec(name)
+        package = spec is not None and spec.submodule_search_locations is not None
+        return spec is not None and (not package or importlib.util.find_spec(f"{name}.__main__") is not None)
+    except ImportError:
+        return False
 
 
 def run_by_hand(module: str) -> NoReturn:

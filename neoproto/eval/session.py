@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
 from rich.table import Table
 
 from actors.reward import RewardWorker
 from actors.rewards import check_rows
 from actors.rollout import RolloutWorker
 from actors.rollout_options import check_servable, rollout_env
-from meshes.topology import compile_topology
+from meshes.topology import compile_here
 from neoproto.config import RunConfig, preset_topology
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.data.paths import user_path
@@ -146,7 +145,7 @@ def place(config: RunConfig) -> Placement:
     Raises:
         TopologyError: with every violation.
     """
-    gpus, trainer = torch.cuda.device_count(), config.trainer
+    trainer = config.trainer
     device = trainer.device_type
     topology = (
         config.resolved_topology()
@@ -158,12 +157,11 @@ def place(config: RunConfig) -> Placement:
             device_type=None if device == "auto" else device,
         )
     )
-    return compile_topology(
+    return compile_here(
         topology,
+        job_mode=config.runtime.monarch.job_mode,
         roles_needed=("rollout",),
         roles_allowed=(*config.roles, *OPTIONAL_ROLES),
-        device_type="gpu" if gpus else "cpu",
-        local_gpus=gpus if config.runtime.monarch.job_mode == "process" else None,
     )
 
 

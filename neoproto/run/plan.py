@@ -6,22 +6,29 @@ the libraries' own share as it was seen. Activations are a rough upper bound of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from meshes.machine import short_tmp
 from neoproto.config import RunConfig
 from neoproto.data.model_files import MODEL_FIELD, count_parameters, head_dim, read_model_config
+from neoproto.errors import ConfigError
 from neoproto.run.console import RunConsole
 from neoproto.run.prepare import CRITIC_FIELD, PreparedRun
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
+from neoproto.store.pool import Spill, default_limit
+from neoproto.store.shm import SHM_DIR
 
 DRY_RUN_DONE = "dry run: everything was checked, nothing was started"
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES = {"torch": 0.45 * GIB, "vllm": 0.75 * GIB, "small": 0.2 * GIB}
 """Resident memory of a process that has only imported what it needs, on CPU."""
+_COLUMN_BYTES = 96
+"""All columns of a batch for one token: a dozen, of 8 bytes at most."""
 _ADAM_COPIES = 4
 """float32 weights, gradients and AdamW's two moments."""
 _KEPT_HIDDEN, _KEPT_INTERMEDIATE = 12, 4
@@ -170,6 +177,40 @@ def memory_table(rows: list[ProcessMemory]) -> Table:
 def store_bytes(config: RunConfig, sizes: ModelSizes) -> float:
     """Shared memory that the published versions take."""
     return float(config.weights.num_slots * sizes.parameters * DTYPE_BYTES[config.rollout_dtype])
+
+
+def check_shared_memory(config: RunConfig, model_dir: Path, console: RunConsole) -> None:
+    """Compare what the store will hold with what this machine has for it; one line if that is not enough.
+
+    Raises:
+        ConfigError: it does not fit into /dev/shm and the temporary files together.
+    """
+    sizes = model_sizes(model_dir, field=MODEL_FIELD)
+    need = store_bytes(config, sizes) + batch_bytes(config)
+    try:
+        room = default_limit()
+    except OSError:  # no shared memory: everything goes by message
+        return
+    if need <= room:
+        return
+    folder = short_tmp()
+    files = Spill.into(folder).limit_bytes
+    remedy = f"make {SHM_DIR} larger (in a container: --shm-size={math.ceil(2 * need / GIB)}g)"
+    has = f"the store needs about {_mib(need)}, {SHM_DIR} has room for {_mib(room)}"
+    if need > room + files:
+        raise ConfigError(f"{SHM_DIR}: {has} and {folder} for {_mib(files)}; {remedy}")
+    console.say(f"{has}: the rest goes to files in {folder}, which is slower; {remedy}")
+
+
+def batch_bytes(config: RunConfig) -> float:
+    """About what the store holds of batches: those of a step, and in asynchronous modes of the next one."""
+    tokens = config.data.max_prompt_length + config.data.max_response_length
+    rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    return float(_COLUMN_BYTES * rows * tokens * (2 if config.is_async else 1))
+
+
+def _mib(nbytes: float) -> str:
+    return f"{math.ceil(nbytes / (1 << 20)):,} MiB"
 
 
 def step_lines(prepared: PreparedRun, placement: Placement) -> list[str]:

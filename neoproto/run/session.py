@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from meshes.applied import check_applied_job
 from meshes.machine import tmp_note
-from meshes.topology import compile_topology
+from meshes.topology import compile_here
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError
@@ -34,7 +32,7 @@ from neoproto.run.folder import (
     run_folder,
 )
 from neoproto.run.loggers import Services, open_services
-from neoproto.run.plan import show_plan
+from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
 from neoproto.run.recipes import REGISTRY, Recipe, recipes
@@ -125,6 +123,8 @@ def prepared_run(
     device = next(model.device_type for model in placement.models if model.worker == "rollout")
     prepared = prepare(config, device, console.stage, lambda: earlier_date(config, found))
     prepared = replace(prepared, loop=loop_code(own_loop))
+    if config.runtime.monarch.job_mode == "process":
+        check_shared_memory(config, prepared.model_dir, console)
     return placement, prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 
 
@@ -135,16 +135,14 @@ def place(config: RunConfig) -> Placement:
         TopologyError: with every violation.
         ConfigError: there is no such job, or its meshes are not the topology's clusters.
     """
-    gpus = torch.cuda.device_count()
-    current = config.runtime.monarch.job_mode == "current"
-    placement = compile_topology(
+    job_mode = config.runtime.monarch.job_mode
+    placement = compile_here(
         config.resolved_topology(),
+        job_mode=job_mode,
         roles_needed=config.roles,
         roles_allowed=OPTIONAL_ROLES,
-        device_type="gpu" if gpus else "cpu",
-        local_gpus=None if current else gpus,
     )
-    if current:
+    if job_mode == "current":
         check_applied_job({one.name: one.nnodes for one in placement.clusters})
     return placement
 

@@ -25,7 +25,8 @@ BACKENDS: dict[str, str] = {"monarch": "meshes.backend:MonarchBackend"}
 """Name → "module:class"."""
 STORE_KEY = "/store"
 """What deaths of the store's processes are reported as; no group's key has a slash."""
-TOPOLOGY_COMPILER = "meshes.topology:compile_topology"
+TOPOLOGY_COMPILER = "meshes.topology:compile_here"
+GPU_COUNTER = "meshes.machine:gpu_count"
 
 OnReply = Callable[[int, int, Failure | bytes], None]
 """(call id, rank, outcome); must not block."""
@@ -189,15 +190,20 @@ def store_death(cause: str) -> str:
     return f"a process of the object store died: {cause}"
 
 
-def compile_placement(topology: Any) -> Placement:
+def compile_placement(topology: Any, job_mode: str) -> Placement:
     """Compile the `topology` block.
 
     Raises:
         TopologyError: with every violation found.
     """
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    placement: Placement = _imported(TOPOLOGY_COMPILER)(topology, device_type="gpu" if gpus else "cpu")
+    placement: Placement = _imported(TOPOLOGY_COMPILER)(topology, job_mode=job_mode)
     return placement
+
+
+def local_gpus() -> int:
+    """GPUs that torch can use on this machine."""
+    count: int = _imported(GPU_COUNTER)()
+    return count
 
 
 def check_backend(name: str) -> None:

@@ -328,6 +328,8 @@ class CallCenter:
 
     def _ask_remainder(self, call_id: int, remainder: _Remainder) -> None:
         members = remainder.members
+        if members.closed is not None:
+            return
         silent = [rank for rank in remainder.ranks if not members.is_dying([rank])]
         statuses = members.processes.statuses(silent, call_id, STATUS_TIMEOUT_S)
         self._break_if_running(members, remainder.method, call_id, silent, statuses)

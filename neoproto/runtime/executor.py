@@ -7,6 +7,7 @@ accept ──sync──> waiting (by number) ──in order──> queue ──>
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import math
@@ -288,7 +289,8 @@ class WorkerExecutor:
         try:
             if late:
                 # Its caller is told already, and watches it no longer.
-                self._loop.call_soon_threadsafe(self._loop.call_at, call.overrun_at, self._end_late, call)
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+                    self._loop.call_soon_threadsafe(self._loop.call_at, call.overrun_at, self._end_late, call)
             if call.header.method == INIT:
                 with trace.span("start", "call"):
                     self._build(decode(call.payload))
@@ -309,7 +311,7 @@ class WorkerExecutor:
             if self._state.running is not call:
                 return
             self._break(call)
-            behind = list(self._state.queued.values())
+            behind = [one for one in self._state.queued.values() if not one.refused]
         for one in behind:
             self._refuse(one)
 

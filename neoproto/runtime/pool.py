@@ -26,6 +26,10 @@ class ResourcePool:
     device_type: DeviceType
     beside_controller: bool = False
 
+    def __post_init__(self) -> None:
+        if self.device_type not in ("gpu", "cpu"):
+            raise ValueError(f"device_type must be 'gpu' or 'cpu', got {self.device_type!r}")
+
     @property
     def nnodes(self) -> int:
         """Number of nodes."""

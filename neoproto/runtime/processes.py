@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 PROCESSES_FILE = "processes.json"
 CONTROLLER = "controller"
+RESERVED_NAMES = (CONTROLLER, "store-volume", "store-index", "store", "hosts", "controller.log")
+"""Not for worker groups: rows of the file that are the run's own, and what lies beside the groups' logs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from neoproto.runtime.backend import (
     GroupRequest,
     compile_placement,
     load_backend,
+    local_gpus,
     store_death,
 )
 from neoproto.runtime.center import CallCenter
@@ -36,7 +37,7 @@ from neoproto.runtime.losses import Loss, Losses
 from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block, DeviceType, Placement, placement_table
 from neoproto.runtime.pool import ResourcePool
-from neoproto.runtime.processes import ProcessFile
+from neoproto.runtime.processes import RESERVED_NAMES, ProcessFile
 from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.run import Run
 from neoproto.runtime.settings import RuntimeSettings
@@ -79,7 +80,7 @@ class Runtime(Run):
         self._processes = ProcessFile(settings.run_dir)
         self._losses = Losses()
         self._owners: dict[str, Origin] = {}
-        self._names: set[str] = set()
+        self._names: set[str] = set(RESERVED_NAMES)
         self._names_lock = threading.Lock()
         self._reaper = Reaper(lambda key: self._close_group(key, DRAIN_S))
         self._gateway = Gateway(
@@ -103,10 +104,12 @@ class Runtime(Run):
         """Check the topology, allocate hosts and start the store.
 
         Args:
-            config: a mapping, or an object with `runtime` and `topology` attributes.
+            config: a mapping with `runtime` and `topology`, a composed configuration, or an object with such
+                attributes; or what `runtime` holds alone: `{"backend": "monarch", "env_vars": {…}}`.
             placement: the compiled topology, if the caller has compiled it.
 
         Raises:
+            ConfigError: an option is unknown or has a wrong value; nothing has been started.
             TopologyError: with every violation; nothing has been started.
             RuntimeError: this process has a live root, or is a worker of one.
         """
@@ -115,7 +118,7 @@ class Runtime(Run):
             raise RuntimeError("a worker cannot make a Runtime; current_runtime() is its part in the run")
         settings = RuntimeSettings.from_config(config)
         if placement is None and settings.topology is not None:
-            placement = compile_placement(settings.topology)
+            placement = compile_placement(settings.topology, settings.options["job_mode"])
         runtime = cls(settings, placement)
         with _root_lock:
             if _root is not None:
@@ -171,7 +174,8 @@ class Runtime(Run):
                 controller, the place for a task runner.
 
         Raises:
-            ValueError: sizes below 1, more nodes than the cluster has, or "controller" with several nodes.
+            ValueError: sizes below 1, more nodes than the cluster has, more GPUs than this machine has, or
+                "controller" with several nodes.
         """
         self._check_open()
         if nnodes < 1 or processes_per_node < 1:
@@ -189,6 +193,9 @@ class Runtime(Run):
             )
         if on != "cluster":
             raise ValueError(f"on must be 'cluster' or 'controller', got {on!r}")
+        here = device_type == "gpu" and self._settings.options["job_mode"] == "process"
+        if here and processes_per_node > (gpus := local_gpus()):
+            raise ValueError(f"the pool wants {processes_per_node} GPUs a node, this machine has {gpus}")
         cluster = self._cluster_with(nnodes)
         return ResourcePool(name=name or "pool", cluster=cluster, block=block, device_type=device_type)
 

@@ -1,18 +1,22 @@
-"""What the runtime needs of a configuration: a plain mapping or the typed models, read the same way."""
+"""What the runtime needs of a configuration: plain containers or typed models, read equally strictly."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from neoproto.config import RunConfig
-from neoproto.errors import ConfigError
+from pydantic import BaseModel
 
-_MISSING = object()
+from neoproto.config import RunConfig, RuntimeConfig, RuntimeRoot, load_runtime
+from neoproto.config.load import load_section
+from neoproto.errors import ConfigError
+from neoproto.wording import shown_with_type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,48 +39,70 @@ class RuntimeSettings:
 
     @classmethod
     def from_config(cls, config: Any) -> RuntimeSettings:
-        """Read `runtime` and `topology` of a mapping or an object with such attributes.
+        """Read `runtime` and `topology` of a mapping or an object with such attributes, or `runtime` alone.
+
+        The topology is not looked into: whoever compiles it does.
 
         Raises:
-            ConfigError: `runtime.env_vars` is not a mapping of text to text, `runtime.run_dir` is empty.
+            ConfigError: with one sentence for each option of `runtime` that is unknown or has a wrong value.
         """
-        backend = str(lookup(config, "runtime.backend", "monarch"))
-        env_vars = lookup(config, "runtime.env_vars", {}) or {}
-        if not isinstance(env_vars, Mapping) or not all(isinstance(key, str) for key in env_vars):
-            raise ConfigError(f"runtime.env_vars: must map names to values, got {env_vars!r}")
+        runtime, topology = _sections(config)
         run_id = uuid.uuid4().hex[:12]
-        run_dir = lookup(config, "runtime.run_dir", None)
-        if run_dir == "":  # no name for the working folder, though a Path takes it for one
-            raise ConfigError("runtime.run_dir: wanted a folder or null, got ''")
-        if run_dir is None:
-            stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-            run_dir = Path("outputs") / "runtime" / f"{stamp}-{run_id}"
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        run_dir = runtime.run_dir or Path("outputs") / "runtime" / f"{stamp}-{run_id}"
+        store = runtime.monarch.object_store
         return cls(
-            backend=backend,
+            backend=runtime.backend,
             run_id=run_id,
             run_dir=Path(run_dir).absolute(),
-            env_vars={key: str(value) for key, value in env_vars.items()},
-            topology=config.resolved_topology()
-            if isinstance(config, RunConfig)
-            else lookup(config, "topology", None),
+            env_vars=dict(runtime.env_vars),
+            topology=topology,
             options={
-                "job_mode": str(lookup(config, f"runtime.{backend}.job_mode", "process")),
-                "store_name_prefix": str(
-                    lookup(config, f"runtime.{backend}.object_store.store_name_prefix", "neoproto")
-                ),
-                "store_timeout_s": float(lookup(config, f"runtime.{backend}.object_store.timeout_s", 60.0)),
-                "stopped_timeout_s": float(lookup(config, "runtime.stopped_timeout", 10.0)),
-                "store_strategy": str(lookup(config, f"runtime.{backend}.object_store.strategy", "host")),
+                "job_mode": runtime.monarch.job_mode,
+                "store_name_prefix": store.store_name_prefix,
+                "store_timeout_s": store.timeout_s,
+                "stopped_timeout_s": runtime.stopped_timeout,
+                "store_strategy": store.strategy,
             },
         )
 
 
-def lookup(config: Any, path: str, default: Any) -> Any:
-    """The value at a dotted path, through keys and attributes; `default` where the path ends early."""
-    for name in path.split("."):
-        config = (
-            config.get(name, _MISSING) if isinstance(config, Mapping) else getattr(config, name, _MISSING)
+def _sections(config: Any) -> tuple[RuntimeConfig, Any]:
+    """`runtime`, validated, and `topology` as it was given."""
+    if isinstance(config, RunConfig):
+        return config.runtime, config.resolved_topology()
+    if isinstance(config, RuntimeConfig):
+        return config, None
+    given = config if isinstance(config, Mapping) else _attributes(config)
+    if given is None:
+        raise ConfigError(
+            "configuration: wanted a mapping with `runtime` and `topology`, or with what `runtime` holds, "
+            f"got {shown_with_type(config, 120)}"
         )
-        if config is _MISSING or config is None:
-            return default
-    return config
+    own, whole = RuntimeConfig.model_fields.keys(), RunConfig.model_fields.keys()
+    if given.keys() & own and not given.keys() & whole:
+        return load_section(RuntimeConfig, _plain(given)), None
+    topology = given.get("topology")
+    rest = {key: value for key, value in given.items() if key != "topology"}
+    return load_runtime(_plain(rest)).runtime, topology
+
+
+def _attributes(config: Any) -> dict[str, Any] | None:
+    """Of an object with a `runtime` or a `topology`; None if it has neither."""
+    names = [name for name in RuntimeRoot.model_fields if hasattr(config, name)]
+    return {name: getattr(config, name) for name in names} or None
+
+
+def _plain(value: Any) -> Any:
+    """A tree of mappings, sequences and namespaces as the strict reader wants it; all else is left alone."""
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, SimpleNamespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(one) for one in value]
+    return value

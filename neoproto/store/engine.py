@@ -361,6 +361,7 @@ class StoreServer:
         index_procs: Any = None,
         start_timeout_s: float | None = None,
         limit_bytes: int = 0,
+        spill: bool = False,
         sharing: Literal["machine", "host", "off"] = "machine",
         remote: Remote = "auto",
     ) -> StoreServer:
@@ -377,6 +378,8 @@ class StoreServer:
             start_timeout_s: for starting, imports included; None is 120 s, or `timeout_s` if
                 that is longer.
             limit_bytes: bound on each volume's shared memory; 0 for a part of what the host has.
+            spill: whether values that shared memory has no room for go to files in the volumes' temporary
+                folder, which the caller removes.
             sharing: see `StoreSpec`; "off" keeps values in the volumes' own memory.
             remote: see `StoreSpec`.
 
@@ -400,6 +403,7 @@ class StoreServer:
                     shared_memory=sharing != "off",
                     limit_bytes=limit_bytes,
                     volumes_on_host=len(procs) // hosts,
+                    spill=spill,
                 )
                 mesh = procs.spawn("volumes", Volume, ids, options)
                 cards = {card.volume: (dict(point), card) for point, card in await mesh.identify.call()}

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from neoproto.errors import StoreError, StoreFull
 from neoproto.store.shm import (
@@ -28,8 +30,10 @@ from neoproto.store.shm import (
     try_lock,
 )
 
-MARGIN = 64 << 20
-"""Bytes of /dev/shm that the store leaves to others."""
+logger = logging.getLogger(__name__)
+
+_MOST_MARGIN = 64 << 20
+_SPILL_MARGIN = 256 << 20
 _GRACE_S = 30.0
 _WAIT_S = 2.0
 _POLL_S = 0.02
@@ -55,11 +59,33 @@ class Grant:
     slots: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spill:
+    """Where segments go that shared memory has no room for.
+
+    Attributes:
+        folder: on a disk, in general; whoever made it removes it.
+        limit_bytes: bound on them.
+    """
+
+    folder: str
+    limit_bytes: int
+
+    @classmethod
+    def into(cls, folder: str, sharers: int = 1) -> Spill:
+        """A part of what the folder's file system has left, for one of so many volumes."""
+        return cls(folder=folder, limit_bytes=3 * _free_in(folder) // 4 // sharers)
+
+
 @dataclass(slots=True, eq=False)
 class _Segment:
     name: str
     capacity: int
     in_use: int = 0  # slots reserved or live
+
+    @property
+    def spilled(self) -> bool:
+        return "/" in self.name
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +97,16 @@ class _Reservation:
 
 @dataclass(kw_only=True, slots=True)
 class PoolStats:
-    """Counters of one volume's pool; `held_bytes` and the numbers of segments are of this moment."""
+    """Counters of one volume's pool; bytes and the numbers of segments are of this moment.
+
+    Attributes:
+        held_bytes: in shared memory.
+        spilled_bytes: in files elsewhere.
+    """
 
     limit_bytes: int = 0
     held_bytes: int = 0
+    spilled_bytes: int = 0
     segments: int = 0
     idle_segments: int = 0
     reservations: int = 0
@@ -90,7 +122,8 @@ class SegmentPool:
     """Segments of one volume, in the files `<prefix>.s<n>`.
 
     Attributes:
-        limit_bytes: bound on the memory of all segments.
+        limit_bytes: bound on the shared memory of all segments.
+        spill: where segments go that do not fit there; None: nowhere.
         grace_s: how old a reservation is before the writer's lock is asked about.
         wait_s: how long a full pool waits for readers to let go.
     """
@@ -98,6 +131,7 @@ class SegmentPool:
     prefix: str
     table: Table
     limit_bytes: int
+    spill: Spill | None = None
     grace_s: float = _GRACE_S
     wait_s: float = _WAIT_S
     clock: Callable[[], float] = time.monotonic
@@ -109,6 +143,7 @@ class SegmentPool:
     _next_slot: int = FIRST_SLOT
     _deleted_early: dict[int, None] = field(default_factory=dict)  # generations; oldest first
     _held: int = 0
+    _spilled: int = 0
     _serial: int = 0
     _counts: PoolStats = field(default_factory=PoolStats)
 
@@ -124,6 +159,9 @@ class SegmentPool:
         capacity = round_up(nbytes)
         until = self.clock() + self.wait_s
         while (segment := self._reuse(capacity)) is None and not self._has_room(capacity):
+            if self._may_spill(capacity):
+                segment = await self._make(capacity, nbytes, spilled=True)
+                break
             if capacity > self.limit_bytes or self.clock() >= until or not self._may_shrink():
                 self._counts.refused += 1
                 raise StoreFull(self._full(nbytes))
@@ -209,6 +247,7 @@ class SegmentPool:
         return PoolStats(
             limit_bytes=self.limit_bytes,
             held_bytes=self._held,
+            spilled_bytes=self._spilled,
             segments=len(self._segments),
             idle_segments=len(self._idle),
             reservations=len(self._reservations),
@@ -220,9 +259,12 @@ class SegmentPool:
         )
 
     def close(self) -> None:
-        """Forget everything; the files are removed by their owner."""
+        """Forget everything; the files in shared memory are removed by their owner."""
         for slot in list(self._owner_of):
             self.table.words[slot] = 0
+        for segment in list(self._segments.values()):
+            if segment.spilled:
+                self._remove(segment)
         self._segments.clear()
         self._idle.clear()
         self._reservations.clear()
@@ -240,12 +282,15 @@ class SegmentPool:
                 return segment
         return None
 
-    async def _make(self, capacity: int, nbytes: int) -> _Segment:
+    async def _make(self, capacity: int, nbytes: int, *, spilled: bool = False) -> _Segment:
         """A new file with its memory allocated, so that no later write to it can fail."""
         self._serial += 1
-        segment = _Segment(f"{self.prefix}.s{self._serial}", capacity)
+        name = f"{self.prefix}.s{self._serial}"
+        if spilled and self.spill is not None:
+            name = os.path.join(self.spill.folder, name)
+        segment = _Segment(name, capacity)
         self._segments[segment.name] = segment
-        self._held += capacity  # before the loop runs others
+        self._count(segment, capacity)  # before the loop runs others
         try:
             fd = os.open(path_of(segment.name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
@@ -265,14 +310,37 @@ class SegmentPool:
     def _has_room(self, capacity: int) -> bool:
         """Whether a new segment fits, after as many idle ones as needed were removed."""
         while True:
-            fits = self._held + capacity <= self.limit_bytes and _free_bytes() >= capacity + MARGIN
+            fits = self._held + capacity <= self.limit_bytes and _free_bytes() >= capacity + margin()
             if fits or capacity > self.limit_bytes:
                 return fits
-            victim = next((one for one in self._idle if _unlocked(one.name)), None)
+            victim = next((one for one in self._idle if not one.spilled and _unlocked(one.name)), None)
             if victim is None:
                 return False
             self._idle.remove(victim)
             self._remove(victim)
+
+    def _may_spill(self, capacity: int) -> bool:
+        """Whether a segment fits elsewhere, after idle ones there were removed."""
+        spill = self.spill
+        while spill is not None:
+            room = min(spill.limit_bytes - self._spilled, _free_in(spill.folder) - _SPILL_MARGIN)
+            if capacity <= room:
+                if not self._spilled:
+                    text = "%s has no room for %d bytes: files in %s"
+                    logger.warning(text, SHM_DIR, capacity, spill.folder)
+                return True
+            victim = next((one for one in self._idle if one.spilled and _unlocked(one.name)), None)
+            if victim is None:
+                break
+            self._idle.remove(victim)
+            self._remove(victim)
+        return False
+
+    def _count(self, segment: _Segment, nbytes: int) -> None:
+        if segment.spilled:
+            self._spilled += nbytes
+        else:
+            self._held += nbytes
 
     def _remove(self, segment: _Segment) -> None:
         # Truncated first: writers keep mappings of segments they know, which would keep the memory.
@@ -280,7 +348,7 @@ class SegmentPool:
             os.truncate(path_of(segment.name), 0)
             os.unlink(path_of(segment.name))
         del self._segments[segment.name]
-        self._held -= segment.capacity
+        self._count(segment, -segment.capacity)
 
     def _take_slots(self, segment: _Segment, count: int) -> list[int]:
         numbers = [self._spare_slots.pop() for _ in range(min(count, len(self._spare_slots)))]
@@ -307,9 +375,13 @@ class SegmentPool:
         return bool(self._idle or self._reservations)
 
     def _full(self, nbytes: int) -> str:
+        elsewhere = ""
+        if self.spill is not None:
+            most = self.spill.limit_bytes
+            elsewhere = f"; {self.spill.folder} holds {self._spilled} of at most {most} bytes"
         return (
             f"{nbytes} bytes do not fit: the store holds {self._held} of at most {self.limit_bytes} bytes on "
-            f"this host, and {SHM_DIR} has {_free_bytes()} left, of which {MARGIN} stay free"
+            f"this host, and {SHM_DIR} has {_free_bytes()} left, of which {margin()} stay free{elsewhere}"
         )
 
 
@@ -320,6 +392,12 @@ def round_up(nbytes: int) -> int:
     return -(-nbytes // unit) * unit
 
 
+def margin() -> int:
+    """Bytes of /dev/shm that the store leaves to others: a quarter of a small one, 64 MiB of a large one."""
+    found = os.statvfs(SHM_DIR)
+    return min(_MOST_MARGIN, found.f_blocks * found.f_frsize // 4)
+
+
 def default_limit() -> int:
     """Bytes all volumes of a host may hold: three quarters of what /dev/shm has left, half the memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -327,7 +405,11 @@ def default_limit() -> int:
 
 
 def _free_bytes() -> int:
-    found = os.statvfs(SHM_DIR)
+    return _free_in(SHM_DIR)
+
+
+def _free_in(folder: str | Path) -> int:
+    found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 

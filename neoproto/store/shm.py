@@ -52,8 +52,8 @@ def volume_prefix(store: str) -> str:
 
 
 def path_of(name: str) -> str:
-    """Where the file of that name is."""
-    return f"{SHM_DIR}/{name}"
+    """Where the file of that name is. One that is not in shared memory has its path for a name."""
+    return os.path.join(SHM_DIR, name)
 
 
 def try_lock(fd: int, *, exclusive: bool) -> bool:

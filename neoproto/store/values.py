@@ -8,6 +8,7 @@ both:           drop ──> freed now, or when the last lease ends
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from neoproto.store.base import ObjectRef, Place, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.counters import REPORTED
 from neoproto.store.local import SharedVolume, total_bytes
-from neoproto.store.pool import Grant, SegmentPool, default_limit
+from neoproto.store.pool import Grant, SegmentPool, Spill, default_limit
 from neoproto.store.shm import Owner, Table, sweep_dead_owners, volume_prefix
 from neoproto.store.wire import Received, Sent, Wanted
 
@@ -34,12 +35,14 @@ class VolumeOptions:
         shared_memory: whether to use any.
         limit_bytes: bound on it; 0 for this volume's part of `pool.default_limit`.
         volumes_on_host: how many share the host.
+        spill: whether values that do not fit there go to files in the process's temporary folder.
     """
 
     store: str
     shared_memory: bool
     limit_bytes: int
     volumes_on_host: int
+    spill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class Values:
         limit = options.limit_bytes or default_limit() // options.volumes_on_host
         self._owner = Owner.claim(prefix)
         self._table = Table.create(prefix)
-        self._pool = SegmentPool(prefix, self._table, limit)
+        spill = Spill.into(tempfile.gettempdir(), options.volumes_on_host) if options.spill else None
+        self._pool = SegmentPool(prefix, self._table, limit, spill)
         self._memory = SharedVolume(prefix, self._table)
         self.prefix = prefix
 

@@ -48,7 +48,7 @@ def main(mode: str, run_dir: str, job_mode: str = "process") -> None:
         tell_before_the_start()
     if mode == "killed":
         be_killed_at(name)
-    store = {"store_name_prefix": "an odd/prefix"}
+    store = {"store_name_prefix": "an_odd-prefix"}
     monarch = {"job_mode": job_mode, "object_store": store}
     runtime = Runtime.from_config({"runtime": {"run_dir": run_dir, "monarch": monarch}})
     group = runtime.create_worker_group(

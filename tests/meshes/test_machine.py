@@ -11,6 +11,8 @@ import pytest
 import meshes
 from meshes import machine
 from meshes.jobs import Node
+from neoproto.errors import TopologyError
+from neoproto.runtime.backend import compile_placement
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,24 @@ def test_gpus_are_those_that_this_process_may_use(
     listed: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
     assert machine.visible_gpus() == gpus
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert machine.visible_gpus() == ("0", "1")[: len(gpus)]
+
+
+def test_a_torch_for_cpus_has_no_gpus_whatever_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So every part of the program says: hosts, the topology's default, the check of its size."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert machine.visible_gpus() == ()
+    topology = {"clusters": [{"name": "c"}]}
+    (cluster,) = compile_placement(topology, "process").clusters
+    assert cluster.device_type == "cpu"
+    on_gpus = {"clusters": [{"name": "c", "device_type": "gpu"}]}
+    with pytest.raises(TopologyError, match="this machine has 0"):
+        compile_placement(on_gpus, "process")
+    assert compile_placement(on_gpus, "current").clusters[0].device_type == "gpu", "others are asked there"
 
 
 def test_a_device_is_called_as_its_host_calls_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshes.topology import compile_topology
+from meshes.topology import compile_here, compile_topology
 from neoproto.config import TopologyConfig, preset_topology
 from neoproto.errors import ConfigError, TopologyError
 from neoproto.runtime.placement import Block, Placement
@@ -482,3 +482,8 @@ def test_a_wrong_type_anywhere_is_named_beside_the_rest(tree: dict[str, Any], da
     if key == "models":
         others = {line for line in said if not line.endswith(".name") and f".{key}[{index}]" not in line}
         assert {line for line in untouched if "device_pools" in line} <= others
+
+
+def test_what_a_run_is_placed_on_has_a_cluster() -> None:
+    with pytest.raises(TopologyError, match=r"^topology\.clusters: wanted at least one cluster, got none$"):
+        compile_here({}, job_mode="process")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ NAMED = """
 hostname np-named
 printf '127.0.0.1 localhost\\n192.0.2.2 np-named\\n' > "$1"
 mount --bind "$1" /etc/hosts && shift
+mount -t tmpfs -o size=160k tmpfs /dev/shm
 ip link set lo up && ip link add np0 type veth peer name np1
 ip addr add 192.0.2.2/24 dev np0 && ip link set np0 up && ip link set np1 up
 exec "$@"
@@ -155,8 +157,13 @@ def test_a_killed_controller_leaves_nothing_on_the_other_machine(machines: Machi
     machines.wait_for_the_end("log-next")
 
 
-def test_hosts_of_one_machine_listen_on_loopback_alone(networks: list[str], tmp_path: Path) -> None:
-    """Whatever address the machine's name has. Nothing else listens in a network of its own."""
+def test_one_machine_listens_on_loopback_alone_and_needs_no_shared_memory(
+    networks: list[str], tmp_path: Path
+) -> None:
+    """Its name has another address, and /dev/shm has room for the volumes' tables alone.
+
+    Nothing else listens in a network of its own.
+    """
     inside = ["unshare", "--mount", "--uts", "bash", "-c", NAMED, "bash", str(tmp_path / "hosts")]
     program = [sys.executable, "-m", "tests.meshes.two_hosts", "close", str(tmp_path / "run"), "process"]
     done = subprocess.run(
@@ -171,6 +178,10 @@ def test_hosts_of_one_machine_listen_on_loopback_alone(networks: list[str], tmp_
     told = json.loads(done.stdout.splitlines()[0])
     assert (told["reduced"], told["places"][0]["host"]) == ([3.0, 3.0], "np-named")
     assert told["listens"] == ["127.0.0.1"]
+    assert told["sums"] == [[0.0, 0.0], [40.0, 40.0], [40.0]]
+    log = (tmp_path / "run" / "logs" / "store" / "volume0.log").read_text()
+    assert re.search(rf"/dev/shm has no room for \d+ bytes: files in \S*/np-{told['run_id']}-", log)
+    assert folders(told["run_id"]) == []
 
 
 def controllers(folder: Path) -> list[int]:

@@ -41,3 +41,12 @@ def typed(work: str, folder: Path) -> tuple[int, str]:
 )
 def test_it_ends_with_one_line_and_its_code(work: str, code: int, said: str, tmp_path: Path) -> None:
     assert typed(work, tmp_path) == (code, said)
+
+
+@pytest.mark.parametrize("name", ["actors.nonsense", "neoproto.rum", "actors", "meshes.no.such"])
+def test_what_is_no_module_to_run_is_named(name: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "neoproto", name]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the commands are\n" in done.stderr
+    assert "Traceback" not in done.stderr

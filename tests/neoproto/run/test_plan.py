@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
+from neoproto.errors import ConfigError
 from neoproto.run import plan, session
 from neoproto.run.compose import compose_run
 from neoproto.run.console import RunConsole
@@ -94,3 +95,19 @@ def test_log_probs_that_are_not_computed_are_not_in_the_plan(
         ((bypass, kl), "score; log-probs of the reference; values; advantages (gae)"),
     ):
         assert said in shown(tmp_path / str(len(said)), monkeypatch, *more)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_too_little_shared_memory_is_said_before_the_start(
+    fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "default_limit", lambda: 1000)
+    files = 1 << 30 if fits else 1000
+    monkeypatch.setattr(plan.Spill, "into", lambda folder: plan.Spill(folder=folder, limit_bytes=files))
+    if not fits:
+        with pytest.raises(ConfigError, match=r"^/dev/shm: the store needs about 1 MiB, .*--shm-size=1g\)$"):
+            shown(tmp_path, monkeypatch)
+        return
+    text = " ".join(shown(tmp_path, monkeypatch).split())
+    assert "/dev/shm has room for 1 MiB: the rest goes to files in /tmp" in text
+    assert "--shm-size=1g" in text

@@ -25,3 +25,9 @@ def test_a_view_lies_inside_a_node_or_covers_whole_nodes() -> None:
 def test_any_other_view_is_refused(start: int, size: int) -> None:
     with pytest.raises(ValueError, match=r"range within|neither"):
         pool(3, 4).view(start=start, size=size)
+
+
+def test_a_device_is_a_gpu_or_a_cpu() -> None:
+    block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=1)
+    with pytest.raises(ValueError, match="device_type must be 'gpu' or 'cpu', got 'cuda'"):
+        ResourcePool(name="p", cluster="c", block=block, device_type="cuda")  # type: ignore[arg-type]

@@ -4,21 +4,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
+from neoproto.config import RuntimeConfig, RuntimeRoot
 from neoproto.errors import ConfigError
-from neoproto.runtime.settings import RuntimeSettings, lookup
+from neoproto.runtime.settings import RuntimeSettings
 
 
 def test_a_mapping_and_an_object_read_the_same(tmp_path: Path) -> None:
     block = {
         "run_dir": str(tmp_path),
-        "env_vars": {"A": 1},
+        "env_vars": {"A": "1"},
         "stopped_timeout": 4,
         "monarch": {"object_store": {"strategy": "local_rank"}},
     }
     as_object = SimpleNamespace(
         run_dir=tmp_path,
-        env_vars={"A": 1},
+        env_vars={"A": "1"},
         stopped_timeout=4,
         backend="monarch",
         monarch=SimpleNamespace(object_store=SimpleNamespace(strategy="local_rank")),
@@ -45,17 +47,53 @@ def test_an_empty_configuration_has_defaults() -> None:
     assert RuntimeSettings.from_config({}).run_id != settings.run_id
 
 
-def test_environment_must_be_a_mapping() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.env_vars"):
-        RuntimeSettings.from_config({"runtime": {"env_vars": ["A=1"]}})
+def test_the_section_alone_and_typed_ones_are_read_too(tmp_path: Path) -> None:
+    alone = RuntimeSettings.from_config({"backend": "monarch", "env_vars": {"A": "1"}, "monarch": {}})
+    assert (alone.backend, alone.env_vars, alone.topology) == ("monarch", {"A": "1"}, None)
+    assert RuntimeSettings.from_config({"env_vars": {"A": "2"}}).env_vars == {"A": "2"}
+    typed = RuntimeConfig(run_dir=str(tmp_path), env_vars={"A": "3"})
+    for config in (typed, {"runtime": typed, "topology": None}, RuntimeRoot(runtime=typed)):
+        settings = RuntimeSettings.from_config(config)
+        assert (settings.run_dir, settings.env_vars) == (tmp_path, {"A": "3"})
+    composed = OmegaConf.create(
+        {"runtime": {"env_vars": {"A": "4", "B": "${data.seed}"}}, "data": {"seed": "5"}}
+    )
+    assert RuntimeSettings.from_config(composed).env_vars == {"A": "4", "B": "5"}
 
 
-def test_a_folder_without_a_name_is_not_the_working_folder() -> None:
-    with pytest.raises(ConfigError, match=r"^runtime\.run_dir: wanted a folder or null, got ''$"):
-        RuntimeSettings.from_config({"runtime": {"run_dir": ""}})
-
-
-def test_lookup_ends_early_with_the_default() -> None:
-    assert lookup({"a": {"b": None}}, "a.b", 5) == 5
-    assert lookup({"a": 1}, "a.b.c", 5) == 5
-    assert lookup({"a": {"b": 0}}, "a.b", 5) == 0
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, "configuration: wanted a mapping with `runtime` and `topology`, .*, got None"),
+        ([], r"configuration: wanted a mapping .*, got \[\] \(list\)"),
+        (5, r"configuration: wanted a mapping .*, got 5 \(int\)"),
+        ("monarch", "configuration: wanted a mapping"),
+        ({"runtime": None}, "runtime: wanted a mapping, got None"),
+        ({"runtime": 5}, r"runtime: wanted a mapping, got 5 \(int\)"),
+        ({"runtme": {}}, r"runtme: unknown key; did you mean 'runtime'\?"),
+        ({"runtime": {"env_var": {}}}, r"runtime\.env_var: unknown key; did you mean 'env_vars'\?"),
+        ({"backend": "monarch", "env_var": {}}, r"env_var: unknown key; did you mean 'env_vars'\?"),
+        ({"runtime": {}, "env_vars": {}}, "env_vars: unknown key"),
+        (
+            {"monarch": {"job_mode": "proces"}},
+            r"monarch\.job_mode: wanted 'process' or 'current', got 'proces'",
+        ),
+        (
+            {"runtime": {"stopped_timeout": -5}},
+            r"runtime\.stopped_timeout: wanted a value greater than 0, got -5",
+        ),
+        ({"runtime": {"stopped_timeout": "10"}}, r"runtime\.stopped_timeout: wanted a number, got '10'"),
+        ({"runtime": {"env_vars": ["A=1"]}}, r"runtime\.env_vars: wanted a mapping"),
+        ({"runtime": {"env_vars": {"A": 1}}}, r"runtime\.env_vars\.A: wanted a string, got 1 \(int\)"),
+        ({"runtime": {"env_vars": {"A=B": "1"}}}, r"runtime\.env_vars\['A=B'\]: wanted a name"),
+        ({"runtime": {"run_dir": ""}}, r"runtime\.run_dir: wanted .*, got ''"),
+        (
+            {"runtime": {"monarch": {"object_store": {"strategy": "rank"}}}},
+            r"runtime\.monarch\.object_store\.strat",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(config: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}") as caught:
+        RuntimeSettings.from_config(config)
+    assert len(caught.value.problems) == 1

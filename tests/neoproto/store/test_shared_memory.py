@@ -247,15 +247,45 @@ def test_a_reader_that_lets_go_makes_room_for_a_put_that_waits(host):
 
 
 def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host, monkeypatch):
-    monkeypatch.setattr(pool_module, "_free_bytes", lambda: pool_module.MARGIN + MIB)
+    monkeypatch.setattr(pool_module, "_free_bytes", lambda: pool_module.margin() + MIB)
     assert host.put(big(1, MIB))
     with pytest.raises(StoreFull, match="has 68157440 left"):
         host.put(big(1, 2 * MIB))
     assert host.pool.stats().segments == 1
 
 
+def test_what_shared_memory_has_no_room_for_goes_to_files(host, monkeypatch, tmp_path):
+    host.pool.spill = pool_module.Spill.into(str(tmp_path))
+    monkeypatch.setattr(pool_module, "_free_bytes", lambda: pool_module.margin() + MIB)
+    small, large = host.put(big(1, MIB)), host.put(big(2, 20 * MIB))
+    assert host.view.read(large, np.array([0, 5])).tolist() == [2, 2]
+    assert [int(host.view.read(ref)[-1]) for ref in (small, large)] == [1, 2]
+    (file,) = tmp_path.iterdir()
+    found = host.pool.stats()
+    assert file.stat().st_blocks * 512 >= found.spilled_bytes >= 20 * MIB
+    assert found.held_bytes < 2 * MIB
+    host.free(large)
+    again = host.put(big(3, 20 * MIB))
+    assert int(host.view.read(again)[-1]) == 3
+    assert host.pool.stats().reused == 1
+    host.pool.spill = pool_module.Spill(folder=str(tmp_path), limit_bytes=30 * MIB)
+    with pytest.raises(StoreFull, match=f"; {tmp_path} holds .* of at most 31457280 bytes"):
+        host.put(big(4, 20 * MIB))
+    host.free(again)
+    assert int(host.view.read(host.put(big(5, 28 * MIB)))[-1]) == 5, "idle files make room"
+    host.pool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mib", "left"), [(64, 16), (8192, 64)])
+def test_the_reserve_scales_with_what_there_is(mib, left, monkeypatch):
+    size = os.statvfs_result((4096, 4096, mib << 8, mib << 8, mib << 8, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: size)
+    assert pool_module.margin() == left * MIB
+
+
 def test_slots_without_memory_are_an_error_and_no_bus_error():
-    """In a /dev/shm of its own, 100 MiB: the store leaves 64 MiB to others."""
+    """In a /dev/shm of its own."""
     program = [sys.executable, "-m", "tests.neoproto.store.shm_programs", "overfill", "np.overfill"]
     mount = 'mount -t tmpfs -o size=100m tmpfs /dev/shm || exit 99; exec "$@"'
     command = ["unshare", "--mount", "bash", "-c", mount, "bash", *program]

@@ -57,6 +57,7 @@ class Process:
         self.closed = False
         self.uids: list[str] = []
         self.running: dict[asyncio.Future[Any], str] = {}
+        self._work: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
 
     def submit(
         self,
@@ -70,7 +71,7 @@ class Process:
         self.methods_called.append(method)
         loop = asyncio.get_running_loop()
         call, work = loop.create_future(), loop.create_task(self._run(method, args, timeout))
-        self.running[call] = method
+        self.running[call], self._work[call] = method, work
 
         def worked(_: asyncio.Task[Any]) -> None:
             if call.done() or work.cancelled():
@@ -82,6 +83,7 @@ class Process:
 
         def ended(_: asyncio.Future[Any]) -> None:
             self.running.pop(call, None)
+            self._work.pop(call, None)
             work.cancel()
 
         work.add_done_callback(worked)
@@ -92,10 +94,10 @@ class Process:
         self.closed = True
 
     def die(self) -> None:
-        """As by a signal: what runs there ends with the death."""
+        """As by a signal: what runs there ends with the death. The answer of what has ended is on its way."""
         self.death = WorkerDied(self.name, 0, "here", SIGKILL)
         for call in list(self.running):
-            if not call.done():
+            if not call.done() and not self._work[call].done():
                 call.set_exception(self.death)
 
     async def _run(self, method: str, args: Sequence[Any], timeout: float | None) -> Any:

@@ -67,7 +67,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def start(command: list[str], extra: str) -> int:
-    """The judge's process, in a session of its own: a signal to its group reaches nobody else."""
+    """The judge's process, in a session of its own: a signal to its group reaches no other process."""
     keeper = os.getpid()
     pid = os.fork()
     if pid:
@@ -144,7 +144,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def leave(status: int) -> None:
-    """End as the judge ended, for whoever waits for this process."""
+    """End as the judge ended: that is what the waiting process is to see."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)

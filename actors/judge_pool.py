@@ -354,7 +354,8 @@ def end(keeper: subprocess.Popen[bytes], lifeline: int) -> None:
         keeper.wait(_ENDED_S)
     except subprocess.TimeoutExpired:  # it is stopped, or so is the machine; its judge dies with it
         keeper.kill()
-        keeper.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
+            keeper.wait(_ENDED_S)
     for pipe in (keeper.stdin, keeper.stdout):
         if pipe is not None:
             pipe.close()

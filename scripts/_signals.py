@@ -4,11 +4,13 @@
 
 A script's `scripts/test &` starts with SIGINT ignored, `nohup scripts/test` with SIGHUP. Every process below
 inherits that, and tests of Ctrl-C and of a terminal that closes would wait for nothing. What the caller
-wanted still holds: neither a terminal's Ctrl-C nor its end reaches another session. SIGTERM is passed on.
+wanted still holds: neither a terminal's Ctrl-C nor its end reaches another session. SIGTERM is passed on, and
+SIGINT or SIGHUP where the caller does not ignore it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,9 +25,12 @@ def main(command: list[str]) -> int:
     process = subprocess.Popen(command, start_new_session=True, preexec_fn=restore)
 
     def pass_on(signum: int, _: FrameType | None) -> None:
-        os.killpg(process.pid, signum)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.killpg(process.pid, signum)
 
-    signal.signal(signal.SIGTERM, pass_on)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, pass_on)
     code = process.wait()
     return code if code >= 0 else 128 - code
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 NAMES = ("actors", "configs", "meshes")
-VLLM_SERVER = "actors.vllm_server"
+VLLM_SERVER = "actors.rollout.vllm_server"
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _hidden: set[str] = set()

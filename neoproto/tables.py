@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from neoproto.wording import cut
+from neoproto.text import cut
 
 MOST_ROWS, MOST_COLUMNS = 30, 24
 LONGEST_CELL = 120

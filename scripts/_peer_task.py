@@ -132,8 +132,8 @@ def write_rows(path: Path, rows: tuple[dict[str, Any], ...]) -> None:
 
 def make_model(workload: Workload, questions: Questions, cache: Path) -> Path:
     """The model both sides start from: the built-in one's shape, taught on the training questions; cached."""
-    from actors.tiny_model import TinyModelOptions
-    from actors.tiny_tokenizer import build_tokenizer
+    from actors.models.tiny_model import TinyModelOptions
+    from actors.models.tiny_tokenizer import build_tokenizer
 
     options = TinyModelOptions(
         label_smoothing=0.0,
@@ -156,8 +156,8 @@ def make_model(workload: Workload, questions: Questions, cache: Path) -> Path:
 def _teach(folder: Path, options: Any, tokenizer: Any, questions: Questions) -> None:
     import torch
 
-    from actors.tiny_model import new_model
-    from actors.warm_start import WarmStart, encode, examples_of, warm_start
+    from actors.models.tiny_model import new_model
+    from actors.models.warm_start import WarmStart, encode, examples_of, warm_start
 
     def show(state: WarmStart) -> None:
         print(
@@ -182,7 +182,7 @@ def score(folder: Path, rows: tuple[dict[str, Any], ...], *, longest: int = 512)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from actors.warm_start import encode, exact_match, examples_of
+    from actors.models.warm_start import encode, exact_match, examples_of
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()

@@ -25,14 +25,14 @@ import torch
 from _bench import Figure, Measurements, first_of, positive, random_llama, seconds
 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
-from actors.checkpoint_files import write_checkpoint
-from actors.checkpoint_state import training_parts
-from actors.checkpointing import Checkpointer
-from actors.policy import Policy, PolicyOptions
-from actors.ranks import Ranks
-from actors.rng import rng_state
-from actors.torch_model import ModelOptions
-from actors.training import TrainOptions
+from actors.checkpoint.files import write_checkpoint
+from actors.checkpoint.model import Checkpointer
+from actors.checkpoint.rng import rng_state
+from actors.checkpoint.state import training_parts
+from actors.training.policy import Policy, PolicyOptions
+from actors.training.ranks import Ranks
+from actors.training.torch_model import ModelOptions
+from actors.training.updates import TrainOptions
 
 ROWS, PROMPT, RESPONSE = 2, 16, 48
 

@@ -21,7 +21,7 @@ from typing import Any
 from _bench import EOS, Figure, Measurements, positive, random_llama
 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
-from actors.rollout_options import EngineOptions, rollout_env
+from actors.rollout.options import EngineOptions, rollout_env
 
 PROMPT, ANSWER, IN_FLIGHT = 16, 96, 16
 
@@ -126,8 +126,8 @@ def main() -> None:
         model = random_llama(options.quick).bfloat16()
         model.save_pretrained(folder)
 
-        from actors.engine import EngineThread
-        from actors.vllm_engine import VllmEngine
+        from actors.rollout.engine_thread import EngineThread
+        from actors.rollout.vllm_engine import VllmEngine
 
         engine = EngineThread(lambda: VllmEngine(engine_options))
         replica = Replica(engine, {name: tensor.detach() for name, tensor in model.named_parameters()})

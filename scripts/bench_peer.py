@@ -126,7 +126,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     if given.turns < 1 or given.seconds <= 0 or given.warmup < 1 or given.threads < 1:
         parser.error("--turns, --seconds, --warmup and --threads must be at least 1 (seconds above 0)")
     if given.cache is None:
-        from actors.tiny_model import cache_folder
+        from actors.models.tiny_model import cache_folder
 
         given.cache = cache_folder()
     return Options(

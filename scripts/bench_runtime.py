@@ -22,8 +22,8 @@ from typing import Any
 from _bench import Figure, Measurements, positive
 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
-from meshes import sdk
-from meshes.topology import compile_topology
+from meshes.common.topology import compile_topology
+from meshes.monarch import sdk
 from neoproto.runtime import ClassWithInitArgs, RemoteCall, Runtime, Worker, WorkerGroup
 
 PARTS = ("calls", "pipelined", "many", "topology", "rounds")

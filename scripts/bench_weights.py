@@ -21,8 +21,8 @@ import torch
 from _bench import EOS, Figure, Measurements, first_of, positive, random_llama, seconds
 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
-from actors.rollout import RolloutWorker
-from actors.rollout_options import EngineOptions, RolloutOptions, rollout_env
+from actors.rollout.options import EngineOptions, RolloutOptions, rollout_env
+from actors.rollout.worker import RolloutWorker
 from actors.weight_registry import BlockingRegistry, GroupRegistry, RegistryWorker
 from neoproto.data import DataProto
 from neoproto.data.generation import SamplingParams

@@ -29,8 +29,8 @@ from neoproto.data import DataProto
 from neoproto.run.process import collect_garbage_rarely
 from neoproto.store import MemoryStore, use_store
 from neoproto.trainer.asynchronous import AsyncTrainer
+from neoproto.trainer.metrics.record import StepReport, TrainingParts, training_parts
 from neoproto.trainer.protocols import Workers
-from neoproto.trainer.record import StepReport, TrainingParts, training_parts
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
 from neoproto.weights import LocalRegistry, WeightVersion

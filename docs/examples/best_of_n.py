@@ -13,10 +13,10 @@ import torch
 
 from neoproto.data import DataProto
 from neoproto.run.process import run_command
-from neoproto.trainer.metrics import batch_metrics
-from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.record import TrainingParts, TrainingResult
-from neoproto.trainer.saving import Checkpointer, Moment
+from neoproto.trainer.checkpoint.saving import Checkpointer, Moment
+from neoproto.trainer.metrics.batch import batch_metrics
+from neoproto.trainer.metrics.phases import PhaseClock
+from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
 from neoproto.trainer.tasks import owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow
 

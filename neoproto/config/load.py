@@ -15,7 +15,7 @@ from neoproto.config.refused import refused_key, refused_value
 from neoproto.config.schema import RunConfig, RuntimeRoot
 from neoproto.config.topology import nearest
 from neoproto.errors import ConfigError
-from neoproto.wording import shown_with_type
+from neoproto.text import shown_with_type
 
 SectionT = TypeVar("SectionT", bound=BaseModel)
 Path = tuple[str | int, ...]

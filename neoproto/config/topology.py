@@ -1,7 +1,7 @@
 """The declarative topology: clusters, pools of their devices, and the models that run on those pools.
 
 Here are the types, the preset, and which roles a configuration needs. Whether a topology can be placed is
-judged in one go by `meshes.topology.compile_topology`.
+judged in one go by `meshes.common.topology.compile_topology`.
 """
 
 from __future__ import annotations

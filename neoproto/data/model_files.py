@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from neoproto.data.paths import user_path, wrong_kind
 from neoproto.errors import ConfigError
-from neoproto.wording import one_line, shown
+from neoproto.files import user_path, wrong_kind
+from neoproto.text import one_line, shown
 
 MODEL_FIELD = "actor_rollout_ref.model.path"
 _SAFE, _SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"

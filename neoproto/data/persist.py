@@ -27,7 +27,7 @@ import torch
 
 from neoproto.store import ValueInfo
 from neoproto.store.codec import decode, encode
-from neoproto.wording import cut, one_line
+from neoproto.text import cut, one_line
 
 _MAGIC = b"NEOPROTO\x01"
 _LENGTH = struct.Struct("<Q")

@@ -31,7 +31,7 @@ from neoproto.data.model_files import (
 from neoproto.data.persist import json_text
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
-from neoproto.wording import Problems, one_line, shown
+from neoproto.text import Problems, one_line, shown
 
 __all__ = [
     "PLAIN_TEMPLATE",

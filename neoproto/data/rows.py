@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neoproto.data.paths import user_path, wrong_kind
 from neoproto.data.persist import json_text
 from neoproto.errors import ConfigError
-from neoproto.wording import Problems, one_line, shown
+from neoproto.files import user_path, wrong_kind
+from neoproto.text import Problems, one_line, shown
 
 REQUIRED_COLUMNS = ("prompt", "data_source", "reward_model")
 _JSON_SUFFIXES = (".jsonl", ".json")

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from neoproto.errors import ConfigError
-from neoproto.wording import one_line
+from neoproto.text import one_line
 
 __all__ = ["DATA_SOURCE_PREFIX", "RewardStyle", "TaskRows", "load_task"]
 

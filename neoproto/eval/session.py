@@ -12,20 +12,21 @@ from pathlib import Path
 
 from rich.table import Table
 
-from actors.reward import RewardWorker
-from actors.rewards import check_rows
-from actors.rollout import RolloutWorker
-from actors.rollout_options import check_servable, rollout_env
-from meshes.topology import compile_here
+from actors.reward.builtin import check_rows
+from actors.reward.worker import RewardWorker
+from actors.rollout.options import check_servable, rollout_env
+from actors.rollout.worker import RolloutWorker
+from meshes.common.topology import compile_here
 from neoproto.config import RunConfig, preset_topology
 from neoproto.config.schema import OPTIONAL_ROLES
-from neoproto.data.paths import user_path
 from neoproto.data.prompts import EncodedPrompts, load_tokenizer, read_rows
 from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
+from neoproto.files import user_path
 from neoproto.run import options
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
+from neoproto.run.group_specs import torch_env
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
@@ -38,10 +39,9 @@ from neoproto.run.prepare import (
     model_folder,
 )
 from neoproto.run.prompts import as_batch
-from neoproto.run.recipes import torch_env
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
 from neoproto.runtime.placement import DeviceType, Placement, placement_table
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.validation import (
     ValidationSample,
     failure_metrics,

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actors.checkpoint_reading import open_checkpoint, read_checkpoint
-from actors.checkpoint_state import training_parts
-from actors.ranks import Ranks
-from actors.torch_model import ModelOptions, check_savable, load_model, save_hf_folder
+from actors.checkpoint.reading import open_checkpoint, read_checkpoint
+from actors.checkpoint.state import training_parts
+from actors.training.ranks import Ranks
+from actors.training.torch_model import ModelOptions, check_savable, load_model, save_hf_folder
 from neoproto.config import RunConfig, load_config
 from neoproto.data.model_files import MODEL_FIELD
 from neoproto.errors import ConfigError
 from neoproto.report.reading import check_folder, read_config
 from neoproto.run.folder import CONFIG, MODEL
 from neoproto.run.prepare import Rows, load_rows, model_folder
-from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, problems
+from neoproto.trainer.checkpoint.folder import CHECKPOINTS, Checkpoint, CheckpointFolder, problems
 
 _ACTOR = "actor"
 """The folder of the policy in a checkpoint."""

@@ -21,7 +21,7 @@ import yaml
 
 from neoproto.config.saved import read
 from neoproto.errors import ConfigError
-from neoproto.wording import first_line, shown
+from neoproto.text import first_line, shown
 
 Curve = Mapping[int, float]
 """Step -> value, steps ascending. NaN where the run wrote null."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from neoproto.report.reading import RunData
 from neoproto.report.series import mean, total
-from neoproto.trainer.services import flattened
+from neoproto.trainer.metrics.services import flattened
 
 LAST_STEPS = 10
 """Training figures at the end are a mean over so many steps: a single batch says little."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshes.topology import compile_topology
+from meshes.common.topology import compile_topology
 from neoproto.config import load_config
 from neoproto.errors import ConfigError
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neoproto.config import CONFIG_NAMES
-from neoproto.data.user_code import is_signal, noted_interrupts, told_exit
 from neoproto.errors import ConfigError, NeoProtoError, StackError
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import Terminated, raised_signals
 from neoproto.stack import check_stack
-from neoproto.wording import first_line
+from neoproto.text import first_line
+from neoproto.user_code import is_signal, noted_interrupts, told_exit
 
 if TYPE_CHECKING:
     from neoproto.run.trainers import Loop
@@ -162,7 +162,7 @@ def resume_hint() -> str:
     """How to resume a run that was ended, if it has a checkpoint."""
     for handler in logging.getLogger("neoproto").handlers:
         if isinstance(handler, LogFileHandler):
-            from neoproto.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
+            from neoproto.trainer.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 
             folder = Path(handler.baseFilename).parent
             newest = CheckpointFolder(folder / CHECKPOINTS, None).newest()

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf, open_dict
 from neoproto.config import CONFIG_NAMES, CONFIG_SEARCH_PATH, RunConfig, load_config
 from neoproto.config.precedence import covers, typed_wins
 from neoproto.errors import ConfigError
-from neoproto.wording import cut, shown
+from neoproto.text import cut, shown
 
 OWN = "command-line"
 """What Hydra calls the source of files that are a person's own."""

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neoproto.runtime.signals import Terminated
-from neoproto.trainer.record import StepReport, TrainingResult
+from neoproto.trainer.metrics.record import StepReport, TrainingResult
 
 PLAIN_WIDTH = 120
 

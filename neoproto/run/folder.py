@@ -17,17 +17,17 @@ from pathlib import Path
 
 import yaml
 
-from meshes.stacks import STACKS_SIGNAL
+from meshes.common.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
 from neoproto.config.saved import to_yaml
-from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.files import user_path
 from neoproto.report.reading import read_config
 from neoproto.runtime.logfile import LogFileHandler
-from neoproto.trainer.checkpoint import Checkpoint, sync, write_synced
-from neoproto.trainer.history import METRICS
-from neoproto.trainer.resume import named_damage, read_state
-from neoproto.wording import first_line
+from neoproto.text import first_line
+from neoproto.trainer.checkpoint.folder import Checkpoint, sync, write_synced
+from neoproto.trainer.checkpoint.history import METRICS
+from neoproto.trainer.checkpoint.resume import named_damage, read_state
 
 CONFIG, LOCK, EPOCH, COMPLETE = "config.yaml", "run.lock", "weight_epoch", "complete.json"
 MODEL = "model"

@@ -26,8 +26,8 @@ from rich.console import Console
 
 from neoproto.config import RunConfig
 from neoproto.data import DataProto
-from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.files import user_path
 from neoproto.run.console import PLAIN_WIDTH, RunConsole
 from neoproto.run.folder import close_run_log, open_run_log, run_folder
 from neoproto.run.loggers import open_services
@@ -38,7 +38,7 @@ from neoproto.run.trainers import no_loss
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.stack import check_stack
 from neoproto.tables import table_html
-from neoproto.trainer.record import StepReport
+from neoproto.trainer.metrics.record import StepReport
 from neoproto.trainer.sync import SyncSteps, release
 
 DRAIN_S, RELEASE_S = 1.0, 10.0

@@ -9,9 +9,9 @@ from typing import Self
 
 from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
-from neoproto.trainer.background import BackgroundTracker, NotOpened
-from neoproto.trainer.service_runs import ServiceRuns
-from neoproto.trainer.services import MlflowTracker, RunLabels, WandbTracker
+from neoproto.trainer.metrics.background import BackgroundTracker, NotOpened
+from neoproto.trainer.metrics.service_runs import ServiceRuns
+from neoproto.trainer.metrics.services import MlflowTracker, RunLabels, WandbTracker
 
 SERVICES: dict[str, Callable[[RunLabels], WandbTracker | MlflowTracker]] = {
     "wandb": WandbTracker,

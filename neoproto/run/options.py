@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from actors.critic import CriticOptions
-from actors.policy import PolicyOptions
-from actors.reference import ReferenceOptions
-from actors.reward import RewardOptions
-from actors.rollout_options import EngineOptions, RolloutOptions
-from actors.torch_model import ModelOptions
-from actors.torch_worker import TorchOptions
-from actors.training import OptimOptions, TrainOptions
+from actors.reward.worker import RewardOptions
+from actors.rollout.options import EngineOptions, RolloutOptions
+from actors.training.critic import CriticOptions
+from actors.training.policy import PolicyOptions
+from actors.training.reference import ReferenceOptions
+from actors.training.torch_model import ModelOptions
+from actors.training.torch_worker import TorchOptions
+from actors.training.updates import OptimOptions, TrainOptions
 from neoproto.algorithms.policy_loss import PolicyLossOptions
 from neoproto.config import OptimConfig, RunConfig
 from neoproto.data.generation import SamplingParams
-from neoproto.data.paths import user_path
+from neoproto.files import user_path
 from neoproto.weights import UpdateOptions, WeightOptions
 
 DeviceType = Literal["cpu", "gpu"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from meshes.machine import short_tmp
+from meshes.common.machine import short_tmp
 from neoproto.config import RunConfig
 from neoproto.data.model_files import MODEL_FIELD, count_parameters, head_dim, read_model_config
 from neoproto.errors import ConfigError

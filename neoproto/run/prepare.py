@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.rewards import check_rows
-from actors.rollout_options import check_servable
-from actors.torch_model import check_savable
+from actors.reward.builtin import check_rows
+from actors.rollout.options import check_servable
+from actors.training.torch_model import check_savable
 from neoproto.config import RunConfig
 from neoproto.data.model_files import MODEL_FIELD, count_parameters, end_token_ids, vocabulary_size
 from neoproto.data.prompts import (
@@ -30,8 +30,8 @@ from neoproto.data.prompts import (
     today,
 )
 from neoproto.errors import ConfigError
+from neoproto.trainer.checkpoint.resume import OWN_LOOP_NONE
 from neoproto.trainer.estimators import check_estimator
-from neoproto.trainer.resume import OWN_LOOP_NONE
 
 CRITIC_FIELD = "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -58,7 +58,7 @@ class PreparedRun:
         total_steps: training steps to run.
         pad_token_id, eos_token_ids: what the tokenizer pads with, and what ends an answer.
         notes: what a person should know of the data (rows filtered, truncated).
-        loop: which trainer loop it has, see `neoproto.trainer.resume.code_of`.
+        loop: which trainer loop it has, see `neoproto.trainer.checkpoint.resume.code_of`.
     """
 
     config: RunConfig
@@ -159,7 +159,7 @@ def check_reward_function(config: RunConfig) -> None:
     """Import the user's reward function, if there is one, to find out here that it cannot be."""
     custom = config.reward.custom_reward_function
     if custom.path is not None:
-        from actors.reward_function import load_reward_function
+        from actors.reward.function import load_reward_function
 
         load_reward_function(custom.path, custom.name)
 
@@ -206,10 +206,10 @@ def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
 def built_in_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
     """The cached folder of a built-in model, made if need be; the tiny one is warm-started on these rows."""
     if config.actor_rollout_ref.model.built_in == "smollm2":
-        from actors.smollm2 import cached_smollm2
+        from actors.models.smollm2 import cached_smollm2
 
         return cached_smollm2()
-    from actors.tiny_model import TinyModelOptions, ensure_tiny_model
+    from actors.models.tiny_model import TinyModelOptions, ensure_tiny_model
 
     tiny = config.actor_rollout_ref.model.tiny
     options = TinyModelOptions(

@@ -31,8 +31,8 @@ from neoproto.errors import (
     WeightsNotServed,
     WorkerDied,
 )
-from neoproto.trainer.checkpoint import Checkpoint
-from neoproto.wording import first_line
+from neoproto.text import first_line
+from neoproto.trainer.checkpoint.folder import Checkpoint
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshes.applied import check_applied_job
-from meshes.machine import tmp_note
-from meshes.topology import compile_here
+from meshes.common.machine import tmp_note
+from meshes.common.topology import compile_here
+from meshes.monarch.applied import check_applied_job
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError
@@ -31,11 +31,11 @@ from neoproto.run.folder import (
     open_run_log,
     run_folder,
 )
+from neoproto.run.group_specs import REGISTRY, Recipe, recipes
 from neoproto.run.loggers import Services, open_services
 from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
-from neoproto.run.recipes import REGISTRY, Recipe, recipes
 from neoproto.run.restarts import Restarts
 from neoproto.run.rollout import start_replica, supervised
 from neoproto.run.starting import Opened, Starts, checkpoint_at_path, open_checkpoint
@@ -43,19 +43,19 @@ from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import Loop, loop_code, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
 from neoproto.runtime.backend import check_backend
-from neoproto.runtime.losses import Loss
+from neoproto.runtime.failures import Loss
 from neoproto.runtime.placement import Placement
-from neoproto.trainer.history import METRICS, PROMPTS, SAMPLES, PromptLog
-from neoproto.trainer.phases import PhaseClock
+from neoproto.text import first_line
+from neoproto.trainer.checkpoint.history import METRICS, PROMPTS, SAMPLES, PromptLog
+from neoproto.trainer.checkpoint.resume import StartPoint
+from neoproto.trainer.metrics.phases import PhaseClock
+from neoproto.trainer.metrics.record import TrainingParts, TrainingResult, training_parts
+from neoproto.trainer.metrics.samples import SampleLog
+from neoproto.trainer.metrics.services import check_installed
+from neoproto.trainer.metrics.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 from neoproto.trainer.protocols import Workers
-from neoproto.trainer.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.replicas import ReplicaSet
-from neoproto.trainer.resume import StartPoint
-from neoproto.trainer.samples import SampleLog
-from neoproto.trainer.services import check_installed
 from neoproto.trainer.supervision import Supervisor
-from neoproto.trainer.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
-from neoproto.wording import first_line
 
 log = logging.getLogger("neoproto.run")
 

@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
-from neoproto.data.paths import user_path
 from neoproto.errors import ConfigError
+from neoproto.files import user_path
 from neoproto.run.folder import completed_steps, holds_run, next_epoch, write_config
 from neoproto.run.prepare import PreparedRun, Stage
-from neoproto.trainer.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder, locate, problems
-from neoproto.trainer.history import cut_history
-from neoproto.trainer.resume import StartPoint, TrainerState, check_fits, code_options, differing, read_state
+from neoproto.trainer.checkpoint.folder import CHECKPOINTS, Checkpoint, CheckpointFolder, locate, problems
+from neoproto.trainer.checkpoint.history import cut_history
+from neoproto.trainer.checkpoint.resume import (
+    StartPoint,
+    TrainerState,
+    check_fits,
+    code_options,
+    differing,
+    read_state,
+)
 
 log = logging.getLogger("neoproto.run")
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime import RemoteCall
-from neoproto.trainer.record import TrainingParts
+from neoproto.trainer.metrics.record import TrainingParts
 from neoproto.trainer.sync import SyncSteps
 from neoproto.trainer.tasks import beside, owned_tasks
 

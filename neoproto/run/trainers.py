@@ -9,16 +9,16 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from neoproto.data.user_code import end_fork, is_signal, told_exit
 from neoproto.errors import NeoProtoError
-from neoproto.runtime.losses import Loss
+from neoproto.runtime.failures import Loss
 from neoproto.trainer.asynchronous import AsyncTrainer
-from neoproto.trainer.record import TrainingParts, TrainingResult
+from neoproto.trainer.checkpoint.resume import OWN_LOOP_NONE, code_of
+from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
-from neoproto.trainer.resume import OWN_LOOP_NONE, code_of
 from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
+from neoproto.user_code import end_fork, is_signal, told_exit
 
 Loop = Callable[[TrainingParts], Coroutine[Any, Any, TrainingResult]]
 """A loop of the user's own: trains up to `parts.total_steps`, from `parts.start`."""

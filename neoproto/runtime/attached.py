@@ -16,15 +16,15 @@ from typing import Any, Literal, NoReturn
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.center import Submission
+from neoproto.runtime.call_tracker import Submission
 from neoproto.runtime.deadline import DeadlineWatch
 from neoproto.runtime.display import call_facts
-from neoproto.runtime.gateway import AttachSpec, CallRequest, CancelRequest, Request, TaskRequest
 from neoproto.runtime.group import WorkerGroup, method_tables
 from neoproto.runtime.links import Link, set_finder
 from neoproto.runtime.placement import DeviceType
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.reaper import Reaper
+from neoproto.runtime.relay import AttachSpec, CallRequest, CancelRequest, Request, TaskRequest
 from neoproto.runtime.run import Run
 from neoproto.runtime.wire import Failure, decode, decode_failure, encode
 from neoproto.runtime.worker import ClassWithInitArgs

@@ -16,17 +16,17 @@ from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader, Failure
 
 if TYPE_CHECKING:
-    from neoproto.runtime.gateway import Answer, AttachSpec, Origin, Request
     from neoproto.runtime.placement import Placement
     from neoproto.runtime.pool import ResourcePool
+    from neoproto.runtime.relay import Answer, AttachSpec, Origin, Request
     from neoproto.store import ObjectStore
 
-BACKENDS: dict[str, str] = {"monarch": "meshes.backend:MonarchBackend"}
+BACKENDS: dict[str, str] = {"monarch": "meshes.monarch.backend:MonarchBackend"}
 """Name → "module:class"."""
 STORE_KEY = "/store"
 """What deaths of the store's processes are reported as; no group's key has a slash."""
-TOPOLOGY_COMPILER = "meshes.topology:compile_here"
-GPU_COUNTER = "meshes.machine:gpu_count"
+TOPOLOGY_COMPILER = "meshes.common.topology:compile_here"
+GPU_COUNTER = "meshes.common.machine:gpu_count"
 
 OnReply = Callable[[int, int, Failure | bytes], None]
 """(call id, rank, outcome); must not block."""

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from neoproto.runtime.display import call_html
 from neoproto.runtime.wire import Failure
 from neoproto.tables import LONGEST_CELL
-from neoproto.wording import cut, first_line
+from neoproto.text import cut, first_line
 
 T = TypeVar("T")
 

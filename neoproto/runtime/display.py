@@ -15,7 +15,7 @@ from neoproto.tables import MOST_ROWS, short, table_html
 
 if TYPE_CHECKING:
     from neoproto.runtime.group import RemoteWorkerGroup
-    from neoproto.runtime.members import Members
+    from neoproto.runtime.group_state import Members
     from neoproto.runtime.placement import Placement
     from neoproto.runtime.pool import ResourcePool
     from neoproto.runtime.run import Run

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neoproto import trace
-from neoproto.data.user_code import end_fork
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.deadline import set_deadline
 from neoproto.runtime.wire import CANCEL, INIT, LAST, CallHeader, Failure, decode, encode, encode_failure
 from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
+from neoproto.user_code import end_fork
 
 Reply = Callable[[Failure | bytes], None]
 """Sends the outcome of one call home; may be used on any thread."""

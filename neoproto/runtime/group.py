@@ -10,13 +10,13 @@ from typing import Any, Literal, overload
 from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
 from neoproto.runtime.backend import GroupRequest, ProcessGroup, RuntimeBackend
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.center import CallCenter, Submission
+from neoproto.runtime.call_tracker import CallCenter, Submission
 from neoproto.runtime.deadline import deadline_after
 from neoproto.runtime.dispatch import MeshPlaces, plan_call
 from neoproto.runtime.display import group_html
 from neoproto.runtime.executor import InitArguments
+from neoproto.runtime.group_state import Members
 from neoproto.runtime.links import Link, find_link
-from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.registration import Dispatch, Execute, MethodSpec, method_table

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, Protocol
 
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.center import CallCenter, Submission
-from neoproto.runtime.members import Members
+from neoproto.runtime.call_tracker import CallCenter, Submission
+from neoproto.runtime.group_state import Members
 
 MESHES_TIMEOUT_S = 30.0
 

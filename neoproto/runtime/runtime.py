@@ -21,9 +21,9 @@ from neoproto.runtime.backend import (
     local_gpus,
     store_death,
 )
-from neoproto.runtime.center import CallCenter
+from neoproto.runtime.call_tracker import CallCenter
 from neoproto.runtime.display import run_html
-from neoproto.runtime.gateway import AttachSpec, Gateway, Origin
+from neoproto.runtime.failures import Loss, Losses
 from neoproto.runtime.group import (
     WorkerGroup,
     build_workers,
@@ -32,13 +32,13 @@ from neoproto.runtime.group import (
     shut_down,
     spawn_processes,
 )
+from neoproto.runtime.group_state import Members
 from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
-from neoproto.runtime.losses import Loss, Losses
-from neoproto.runtime.members import Members
 from neoproto.runtime.placement import Block, DeviceType, Placement, placement_table
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.processes import RESERVED_NAMES, ProcessFile
 from neoproto.runtime.reaper import Reaper
+from neoproto.runtime.relay import AttachSpec, Gateway, Origin
 from neoproto.runtime.run import Run
 from neoproto.runtime.settings import RuntimeSettings
 from neoproto.runtime.signals import SignalHandlers, deferred_signals

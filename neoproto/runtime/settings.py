@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from neoproto.config import RunConfig, RuntimeConfig, RuntimeRoot, load_runtime
 from neoproto.config.load import load_section
 from neoproto.errors import ConfigError
-from neoproto.wording import shown_with_type
+from neoproto.text import shown_with_type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

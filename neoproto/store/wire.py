@@ -33,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """Parts that wait in a volume's memory, to be read by RDMA; see `neoproto.store.rdma`.
+    """Parts that wait in a volume's memory, to be read by RDMA; see `neoproto.store.torchstore.rdma`.
 
     Attributes:
         number: says which, when it is withdrawn.

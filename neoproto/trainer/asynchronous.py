@@ -15,16 +15,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from neoproto.trainer.checkpoint.resume import RolloutProgress
+from neoproto.trainer.checkpoint.rollout_state import RolloutSnapshot, restore_rollout
+from neoproto.trainer.checkpoint.saving import Checkpointer, Moment
 from neoproto.trainer.dispatcher import Dispatcher, Replica
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
+from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
+from neoproto.trainer.metrics.store import store_metrics
 from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
-from neoproto.trainer.record import TrainingParts, TrainingResult
 from neoproto.trainer.replay_buffer import ReplayBuffer
-from neoproto.trainer.resume import RolloutProgress
-from neoproto.trainer.rollout_state import RolloutSnapshot, restore_rollout
-from neoproto.trainer.saving import Checkpointer, Moment
 from neoproto.trainer.step import learn
-from neoproto.trainer.store_metrics import store_metrics
 from neoproto.trainer.tasks import must_go_on, owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingBoard, WeightFlow
 from neoproto.weights.version import WeightVersion, required_version

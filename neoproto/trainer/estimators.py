@@ -15,10 +15,10 @@ import torch
 from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Estimate, compute_advantages
 from neoproto.algorithms.masking import fill_masked
 from neoproto.config import RunConfig
-from neoproto.data.paths import user_path
-from neoproto.data.user_code import error_place, load_function, run_users
 from neoproto.errors import AdvantageError, ConfigError
-from neoproto.wording import shown_with_type
+from neoproto.files import user_path
+from neoproto.text import shown_with_type
+from neoproto.user_code import error_place, load_function, run_users
 
 FIELD = "algorithm.custom_advantage_function"
 Estimator = Callable[[AdvantageInputs, AdvantageOptions], Estimate]

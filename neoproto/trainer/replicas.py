@@ -28,11 +28,11 @@ from neoproto.errors import (
     TornRead,
     WorkerDied,
 )
+from neoproto.text import first_line
 from neoproto.trainer.protocols import OwnedGroup
 from neoproto.trainer.shared import Changes
 from neoproto.trainer.tasks import owned_tasks
 from neoproto.weights import Registry, WeightVersion
-from neoproto.wording import first_line
 
 log = logging.getLogger("neoproto.trainer")
 

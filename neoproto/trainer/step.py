@@ -33,8 +33,8 @@ from neoproto.config import RunConfig
 from neoproto.config.trainer import TimeoutsConfig
 from neoproto.data import DataProto
 from neoproto.trainer.estimators import Estimator, advantage_options, chosen_estimator
-from neoproto.trainer.metrics import batch_metrics, importance_metrics, logprob_difference
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.batch import batch_metrics, importance_metrics, logprob_difference
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.tasks import together
 

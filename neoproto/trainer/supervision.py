@@ -27,11 +27,11 @@ from neoproto.errors import (
     ReplicaLost,
     RuntimeClosed,
 )
+from neoproto.text import first_line
 from neoproto.trainer.protocols import OwnedGroup
 from neoproto.trainer.replicas import Replica, ReplicaSet, answer, is_replicas_own
 from neoproto.trainer.tasks import on_thread, owned_tasks
 from neoproto.weights import Registry, WeightVersion
-from neoproto.wording import first_line
 
 log = logging.getLogger("neoproto.trainer")
 

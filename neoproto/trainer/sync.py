@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable
 
 from neoproto.data import DataProto
-from neoproto.trainer.phases import PhaseClock
-from neoproto.trainer.record import TrainingParts, TrainingResult
-from neoproto.trainer.saving import Checkpointer, Moment
+from neoproto.trainer.checkpoint.saving import Checkpointer, Moment
+from neoproto.trainer.metrics.phases import PhaseClock
+from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
+from neoproto.trainer.metrics.store import store_metrics
 from neoproto.trainer.step import ppo_step
-from neoproto.trainer.store_metrics import store_metrics
 from neoproto.trainer.tasks import owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow
 

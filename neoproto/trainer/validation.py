@@ -11,9 +11,9 @@ import numpy as np
 
 from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
+from neoproto.trainer.metrics.samples import question, write_rows
 from neoproto.trainer.protocols import Samplers
-from neoproto.trainer.samples import question, write_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from neoproto.errors import WeightsNotServed
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.weights import WeightVersion
 

@@ -33,7 +33,7 @@ MOST_TORN_READS = 5
 
 
 class ServingEngine(Protocol):
-    """A replica's engine, as the agent sees it; `actors.engine.EngineThread` is one."""
+    """A replica's engine, as the agent sees it; `actors.rollout.engine_thread.EngineThread` is one."""
 
     async def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None:
         """Raise WeightMismatch unless weights of this layout can be loaded."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Peers(Protocol):
-    """This rank among those that publish together; `actors.ranks.Ranks` is one."""
+    """This rank among those that publish together; `actors.training.ranks.Ranks` is one."""
 
     @property
     def rank(self) -> int: ...

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neoproto.errors import StoreError
 from neoproto.store import ObjectRef, ObjectStore
-from neoproto.store.writing import drafts_of
+from neoproto.store.torchstore.writing import drafts_of
 from neoproto.weights.manifest import BucketRef, RemoteMemory
 from neoproto.weights.options import TransportName
 

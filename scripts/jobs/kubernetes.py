@@ -18,7 +18,7 @@ import os
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 
 import neoproto  # noqa: F401 - first: it finds our meshes, whatever else has the name
-from meshes.workers_job import mesh_sizes
+from meshes.monarch.workers_job import mesh_sizes
 
 
 def _job() -> KubernetesJob:

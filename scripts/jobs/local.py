@@ -13,6 +13,6 @@ import os
 from monarch.job import ProcessJob
 
 import neoproto  # noqa: F401 - first: it finds our meshes, whatever else has the name
-from meshes.workers_job import mesh_sizes
+from meshes.monarch.workers_job import mesh_sizes
 
 job = ProcessJob(mesh_sizes(os.environ.get("NEOPROTO_MESHES", "default=1")))

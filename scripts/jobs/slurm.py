@@ -18,7 +18,7 @@ import sys
 from monarch.job import SlurmJob
 
 import neoproto  # noqa: F401 - first: it finds our meshes, whatever else has the name
-from meshes.workers_job import mesh_sizes, use_client_address
+from meshes.monarch.workers_job import mesh_sizes, use_client_address
 
 
 def _number(name: str) -> int | None:

@@ -12,6 +12,6 @@ from __future__ import annotations
 import os
 
 import neoproto  # noqa: F401 - first: it finds our meshes, whatever else has the name
-from meshes.workers_job import WorkersJob, mesh_addresses
+from meshes.monarch.workers_job import WorkersJob, mesh_addresses
 
 job = WorkersJob(mesh_addresses(os.environ.get("NEOPROTO_WORKERS", "tcp://127.0.0.1:26600")))

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from actors.engine import EngineThread
-from actors.rollout import Rollout, RolloutWorker
-from actors.rollout_options import EngineOptions, RolloutOptions
+from actors.rollout.engine_thread import EngineThread
+from actors.rollout.options import EngineOptions, RolloutOptions
+from actors.rollout.worker import Rollout, RolloutWorker
 from actors.weight_registry import BlockingRegistry, RegistryWorker
 from neoproto.data.generation import SamplingParams
 from neoproto.runtime import Worker

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.checkpointing import Checkpointer
-from actors.critic import Critic, CriticOptions
-from actors.policy import Policy, PolicyOptions
-from actors.ranks import Ranks, join_ranks
-from actors.torch_model import ModelOptions
-from actors.training import OptimOptions, TrainOptions
+from actors.checkpoint.model import Checkpointer
+from actors.training.critic import Critic, CriticOptions
+from actors.training.policy import Policy, PolicyOptions
+from actors.training.ranks import Ranks, join_ranks
+from actors.training.torch_model import ModelOptions
+from actors.training.updates import OptimOptions, TrainOptions
 from neoproto.weights.sharding import whole_tensor
 from tests.actors.tiny_llama import make_batch
 

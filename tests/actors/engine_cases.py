@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-from actors.rollout_options import CPU_HEAD_DIMS, EngineOptions, rollout_env
+from actors.rollout.options import CPU_HEAD_DIMS, EngineOptions, rollout_env
 from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch
 from tests.actors.stub_http import serving
 
@@ -126,8 +126,8 @@ async def raised(call: Any) -> BaseException:
 
 
 def start(folder: str, **changes: Any) -> Any:
-    from actors.engine import EngineThread
-    from actors.vllm_engine import VllmEngine
+    from actors.rollout.engine_thread import EngineThread
+    from actors.rollout.vllm_engine import VllmEngine
 
     return EngineThread(lambda: VllmEngine(engine_options(folder, **changes)))
 
@@ -356,7 +356,7 @@ def case_transfer(folder: Path) -> None:
     """
     from vllm.config import WeightTransferConfig
 
-    from actors import vllm_engine, vllm_server
+    from actors.rollout import vllm_engine, vllm_server
     from neoproto.packages import vllm_plugin
 
     model = make_model(folder, tied=True)
@@ -378,7 +378,7 @@ def case_transfer(folder: Path) -> None:
 
 
 async def check_transfer(engine: Any, model: Any, url: str) -> None:
-    from actors.vllm_server import ServerEngine
+    from actors.rollout.vllm_server import ServerEngine
     from neoproto.weights import WeightVersion
 
     before = await engine.generate(requests(8))
@@ -427,8 +427,8 @@ def case_refused(folder: Path) -> None:
         start(str(folder), max_model_len=5000)
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
-        mock.patch("actors.vllm_engine.LLMEngine.from_engine_args", side_effect=full),
-        mock.patch("actors.vllm_engine.is_full", lambda folder: str(folder) == "/dev/shm"),
+        mock.patch("actors.rollout.vllm_engine.LLMEngine.from_engine_args", side_effect=full),
+        mock.patch("actors.rollout.vllm_engine.is_full", lambda folder: str(folder) == "/dev/shm"),
         pytest.raises(RolloutError, match=r"No space left on device \(/dev/shm is full\)"),
     ):
         start(str(folder))

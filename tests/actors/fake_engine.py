@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from actors.continuation import Partial
+from actors.rollout.continuation import Partial
 from neoproto.data.generation import GenerateRequest, Generation
 from neoproto.weights import TensorLayout, WeightVersion, check_layout
 

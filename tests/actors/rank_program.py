@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actors.critic import Critic, CriticOptions
-from actors.policy import Policy, PolicyOptions
-from actors.ranks import Ranks, join_ranks
-from actors.torch_model import ModelOptions, gathered_state, named_weights
-from actors.training import OptimOptions, TrainOptions
+from actors.training.critic import Critic, CriticOptions
+from actors.training.policy import Policy, PolicyOptions
+from actors.training.ranks import Ranks, join_ranks
+from actors.training.torch_model import ModelOptions, gathered_state, named_weights
+from actors.training.updates import OptimOptions, TrainOptions
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, WeightOptions, WeightVersion

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors.critic import CriticOptions, CriticWorker
-from actors.policy import PolicyOptions, PolicyWorker
-from actors.torch_model import ModelOptions
-from actors.torch_worker import TorchOptions
-from actors.training import OptimOptions, TrainOptions
+from actors.training.critic import CriticOptions, CriticWorker
+from actors.training.policy import PolicyOptions, PolicyWorker
+from actors.training.torch_model import ModelOptions
+from actors.training.torch_worker import TorchOptions
+from actors.training.updates import OptimOptions, TrainOptions
 from neoproto.data import DataProto
 from neoproto.errors import ConfigError
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actors.critic import CriticWorker
 from actors.dispatch import first_result, replicate, split_batch
-from actors.policy import PolicyWorker
-from actors.reference import ReferenceWorker
+from actors.training.critic import CriticWorker
+from actors.training.policy import PolicyWorker
+from actors.training.reference import ReferenceWorker
 from neoproto.data import DataProto
 from neoproto.runtime.registration import CustomDispatch, Dispatch, method_table
 

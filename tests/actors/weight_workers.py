@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from actors.torch_worker import TorchOptions, TorchWorker
+from actors.training.torch_worker import TorchOptions, TorchWorker
 from actors.weight_registry import BlockingRegistry, GroupRegistry
 from neoproto.errors import NeoProtoError
 from neoproto.runtime import Worker

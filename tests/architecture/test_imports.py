@@ -37,14 +37,14 @@ def write(root: Path, name: str, text: str) -> None:
         ("neoproto/runtime/a.py", "from monarch.actor import Actor", "imports monarch"),
         (
             "neoproto/runtime/a.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import meshes.jobs",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import meshes.monarch.jobs",
             "imports meshes",
         ),
         ("neoproto/weights/a.py", "import torchstore as ts", "imports torchstore"),
         ("neoproto/algorithms/a.py", "from neoproto.data import DataProto", "imports neoproto.data"),
         ("neoproto/errors.py", "import neoproto.config", "imports neoproto.config"),
         ("meshes/a.py", "from vllm import LLM", "imports vllm"),
-        ("meshes/a.py", "import actors.policy", "imports actors"),
+        ("meshes/a.py", "import actors.training.policy", "imports actors"),
         ("meshes/a.py", "from neoproto.run import main", "nothing imports an entry point"),
         ("actors/a.py", "from neoproto.config.data import DataConfig", "imports neoproto.config"),
         ("actors/a.py", "from neoproto.runtime import Runtime", "takes Runtime of neoproto.runtime"),
@@ -64,13 +64,16 @@ def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, complaint
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("neoproto/run/a.py", "import meshes.jobs, actors.policy\nfrom neoproto.stack import check_stack"),
+        (
+            "neoproto/run/a.py",
+            "import meshes.monarch.jobs, actors\nfrom neoproto.stack import check_stack",
+        ),
         (
             "actors/a.py",
             "import vllm, monarch, torch\nfrom neoproto.runtime import Dispatch, Worker, register",
         ),
         (
-            "neoproto/store/engine.py",
+            "neoproto/store/torchstore/engine.py",
             "import torchstore, monarch.actor\nfrom neoproto.errors import StoreError",
         ),
         (

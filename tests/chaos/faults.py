@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from meshes import procs
+from meshes.common import procs
 from tests.chaos.plan import Action, Kind, Plan, matches
 
 SHM_MIB, DISK_MIB = 512, 384

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from meshes import procs
+from meshes.common import procs
 from tests.chaos import faults
 from tests.chaos.harness import most_stale, play, whole_rows
 from tests.chaos.plan import KINDS, Plan, draw

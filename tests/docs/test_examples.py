@@ -12,15 +12,15 @@ from typing import cast
 
 import pytest
 
-from actors.reward_function import load_reward_function, to_score
-from actors.rewards import check_rows
+from actors.reward.builtin import check_rows
+from actors.reward.function import load_reward_function, to_score
 from neoproto.config import load_config
 from neoproto.data import DataProto
 from neoproto.data.prompts import read_rows
 from neoproto.run.compose import compose_run
 from neoproto.store import MemoryStore, use_store
-from neoproto.trainer.record import training_parts
-from neoproto.trainer.tracking import JsonlTracker
+from neoproto.trainer.metrics.record import training_parts
+from neoproto.trainer.metrics.tracking import JsonlTracker
 from tests.docs.pages import ROOT, file_in
 from tests.neoproto.trainer.fakes import FakeGroup, FakePrompts, World
 from tests.neoproto.trainer.recording import Recorder

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from meshes import procs
+from meshes.common import procs
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "NEOPROTO_E2E"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.smollm2 import installed_gguf
+from actors.models.smollm2 import installed_gguf
 from tests.e2e.command import ROOT, Start
 
 pytestmark = [

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from meshes import procs
+from meshes.common import procs
 
 ROOT = Path(__file__).resolve().parents[2]
 MONARCH = Path(sys.executable).parent / "monarch"

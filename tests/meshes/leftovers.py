@@ -6,8 +6,8 @@ import os
 import tempfile
 import time
 
-from meshes import procs
-from meshes.guardian import marked_processes
+from meshes.common import procs
+from meshes.common.guardian import marked_processes
 
 
 def traces(run_id: str, controller: int | None = None) -> list[str]:

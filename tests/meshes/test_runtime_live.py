@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshes.guardian import marked_processes
+from meshes.common.guardian import marked_processes
 from neoproto.data import DataProto
 from neoproto.errors import (
     CallCancelled,

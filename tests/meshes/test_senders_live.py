@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshes import procs
+from meshes.common import procs
 from neoproto.errors import DeadlineExceeded, GroupBroken, RuntimeClosed, WorkerDied, WorkerInitError
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup, current_runtime
 from tests.meshes.leftovers import wait_until_clean

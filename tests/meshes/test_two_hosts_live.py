@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from meshes.guardian import marked_processes
+from meshes.common.guardian import marked_processes
 from tests.meshes.applied import MONARCH, ROOT
 from tests.neoproto.store.test_two_networks_live import networks
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.reward_function import load_reward_function
-from actors.rewards import Score
-from meshes.workers_job import WorkersJob
-from neoproto.data.neighbours import source_files
-from neoproto.data.user_code import load_function
+from actors.reward.builtin import Score
+from actors.reward.function import load_reward_function
+from meshes.monarch.workers_job import WorkersJob
 from neoproto.errors import ConfigError
+from neoproto.neighbours import source_files
 from neoproto.packages import NAMES, ROOT, elsewhere, users_first
+from neoproto.user_code import load_function
 
 
 @pytest.fixture(params=["packages", "modules", "folders"])
@@ -58,11 +58,11 @@ def python(folder: Path, *arguments: str) -> str:
 
 EVERYTHING = """
 import {before}neoproto.run.compose as compose, neoproto.run.completion as completion
-import actors.rewards, configs, meshes.machine
+import actors.reward.builtin, configs, meshes.common.machine
 from neoproto.packages import ROOT
 assert compose.compose("grpo_monarch", [])["algorithm"]["adv_estimator"] == "grpo"
 assert "gae" in completion.group_files("algorithm", None)
-for one in (actors, actors.rewards, configs, meshes.machine):
+for one in (actors, actors.reward.builtin, configs, meshes.common.machine):
     assert one.__file__.startswith(ROOT), one.__file__
 try:
     from configs import mine
@@ -103,17 +103,17 @@ def test_neoproto_is_not_imported_by_a_package_that_hides_ours(package: Path) ->
 
 
 REWARD = """
-from actors.rewards import points
+from actors.reward.builtin import points
 from actors import RATE
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    import actors.rewards as again
+    import actors.reward.builtin as again
     assert again.points is points
     return {"score": points(solution_str), "rate": RATE}
 """
 JUDGED = """
 import asyncio
-from actors.judge_pool import JudgePool, JudgeSpec, Question
+from actors.reward.judge_pool import JudgePool, JudgeSpec, Question
 pool = JudgePool(JudgeSpec(kind="custom", timeout_s=30.0, path="reward.py", name="compute_score"), 1)
 question = Question(data_source="", solution="four", ground_truth="", extra_info={})
 print(asyncio.run(pool.judge([question, question], 50.0)))
@@ -137,7 +137,7 @@ def test_a_folder_of_data_is_no_package(tmp_path: Path, monkeypatch: pytest.Monk
     assert elsewhere("configs") == str(tmp_path / "configs")
 
 
-ESTIMATOR = "from actors.rewards import points\ndef f(): return points('four')\n"
+ESTIMATOR = "from actors.reward.builtin import points\ndef f(): return points('four')\n"
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside", "on the path"])
@@ -157,7 +157,7 @@ def test_a_users_file_that_imports_such_a_name_is_refused_though_ours_has_the_mo
 
 
 def test_a_users_file_may_import_ours_where_there_is_no_other(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from actors.rewards import Score\ndef f(): return Score\n")
+    (tmp_path / "mine.py").write_text("from actors.reward.builtin import Score\ndef f(): return Score\n")
     assert load_function(tmp_path / "mine.py", "f", field="x")() is Score
 
 

@@ -67,7 +67,7 @@ def test_answers_fit_the_limit_and_have_the_lengths_that_were_asked_for(
 
 
 def test_an_answer_counts_down_to_nought_and_a_number_is_a_token(scripts: SimpleNamespace) -> None:
-    from actors.tiny_tokenizer import build_tokenizer
+    from actors.models.tiny_tokenizer import build_tokenizer
 
     questions = scripts.task.draw_questions(scripts.task.WORKLOADS["short"], train=200, held_out=1)
     tokenizer = build_tokenizer(
@@ -89,8 +89,8 @@ def test_the_peer_reads_the_rows_that_ours_reads(scripts: SimpleNamespace, cours
 
 
 def test_both_sides_judge_alike(scripts: SimpleNamespace) -> None:
-    from actors.reward import decode
-    from actors.rewards import exact_match
+    from actors.reward.builtin import exact_match
+    from actors.reward.worker import decode
 
     tokens = {1: "1", 2: "</s>", 3: " ", 4: "<pad>"}
     tokenizer = SimpleNamespace(

@@ -22,7 +22,9 @@ from scripts.jobs.{0} import job
 job.apply()
 job.dump(".monarch/job_state.pkl")
 """
-CHECK = "from meshes.applied import check_applied_job; check_applied_job({'default': 2, 'rollout': 1})"
+CHECK = (
+    "from meshes.monarch.applied import check_applied_job; check_applied_job({'default': 2, 'rollout': 1})"
+)
 
 
 def python(code: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from neoproto.eval.cli import expanded, main
 from neoproto.run.compose import compose
 from neoproto.run.folder import EPOCH
 from neoproto.runtime import Runtime
-from neoproto.trainer.history import METRICS
+from neoproto.trainer.checkpoint.history import METRICS
 from neoproto.trainer.validation import ValidationSample
 from tests.neoproto.run.inputs import json_lines, model_folder, words
 

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from actors.torch_model import named_weights
+from actors.training.torch_model import named_weights
 from neoproto.config import load_config
 from neoproto.errors import ConfigError, WeightMismatch
 from neoproto.export.cli import main
 from neoproto.export.session import export
 from neoproto.run.compose import compose
 from neoproto.run.folder import MODEL, write_config
-from neoproto.trainer.checkpoint import CHECKPOINTS, CheckpointFolder
+from neoproto.trainer.checkpoint.folder import CHECKPOINTS, CheckpointFolder
 from tests.actors.checkpoint_program import Trained
 from tests.actors.tiny_llama import make_folder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshes.stacks import STACKS_SIGNAL
+from meshes.common.stacks import STACKS_SIGNAL
 from neoproto.runtime import Runtime
 from tests.neoproto.run.command import InputAcceptedError
 from tests.neoproto.run.inputs import json_lines, model_folder, words

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from actors.tiny_tokenizer import build_tokenizer
+from actors.models.tiny_tokenizer import build_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neoproto.run.console import OVERLAP, RunConsole, clock_time, result_table, step_line
-from neoproto.trainer.record import StepReport, TrainingResult
+from neoproto.trainer.metrics.record import StepReport, TrainingResult
 
 METRICS = {
     "critic/score/mean": 0.41234,

@@ -17,7 +17,7 @@ from neoproto.run import InteractiveTrainer, StepDone, compose_run
 from neoproto.run.interactive import check_stepwise
 from neoproto.run.session import place
 from neoproto.runtime import ResourcePool
-from neoproto.runtime.losses import Loss
+from neoproto.runtime.failures import Loss
 from neoproto.runtime.placement import Placement
 from neoproto.runtime.pool import model_pool
 from neoproto.runtime.settings import RuntimeSettings

@@ -11,9 +11,9 @@ from neoproto.errors import ConfigError
 from neoproto.run import loggers
 from neoproto.run.cli import main
 from neoproto.run.loggers import open_services
-from neoproto.trainer import services
-from neoproto.trainer.service_runs import RunStart
-from neoproto.trainer.services import RunLabels
+from neoproto.trainer.metrics import services
+from neoproto.trainer.metrics.service_runs import RunStart
+from neoproto.trainer.metrics.services import RunLabels
 from tests.neoproto.run.inputs import overrides
 
 

@@ -26,8 +26,8 @@ from neoproto.run.prepare import (
     notes,
     prepare,
 )
-from neoproto.trainer.checkpoint import Checkpoint
-from neoproto.trainer.resume import STATE, TrainerState
+from neoproto.trainer.checkpoint.folder import Checkpoint
+from neoproto.trainer.checkpoint.resume import STATE, TrainerState
 from neoproto.weights import WeightVersion
 from tests.neoproto.run.inputs import json_lines, overrides, parquet, row, words
 from tests.neoproto.run.inputs import model_folder as make_model_folder
@@ -348,7 +348,7 @@ def test_a_system_prompt_comes_first_unless_a_row_has_its_own(model: Path, tmp_p
 
 
 def test_the_tiny_model_is_warm_started_on_the_system_prompt_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    import actors.tiny_model
+    import actors.models.tiny_model
 
     seen: list[dict[str, Any]] = []
 
@@ -356,7 +356,7 @@ def test_the_tiny_model_is_warm_started_on_the_system_prompt_too(monkeypatch: py
         seen.extend(rows)
         return Path()
 
-    monkeypatch.setattr(actors.tiny_model, "ensure_tiny_model", note)
+    monkeypatch.setattr(actors.models.tiny_model, "ensure_tiny_model", note)
     config = task_config("data.system_prompt=hey")
     built_in_folder(config, load_rows(config), Stages())
     assert {message["content"] for message in (one["prompt"][0] for one in seen)} == {"hey"}
@@ -372,12 +372,12 @@ def test_the_tiny_model_is_warm_started_on_the_system_prompt_too(monkeypatch: py
 def test_each_option_of_the_built_in_model_makes_another_one(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float
 ) -> None:
-    import actors.tiny_model
+    import actors.models.tiny_model
 
-    def key(options: actors.tiny_model.TinyModelOptions, rows: list[dict[str, object]]) -> Path:
-        return Path(actors.tiny_model.model_key(options, rows))
+    def key(options: actors.models.tiny_model.TinyModelOptions, rows: list[dict[str, object]]) -> Path:
+        return Path(actors.models.tiny_model.model_key(options, rows))
 
-    monkeypatch.setattr(actors.tiny_model, "ensure_tiny_model", key)
+    monkeypatch.setattr(actors.models.tiny_model, "ensure_tiny_model", key)
     rows = load_rows(task_config())
     small = ["actor_rollout_ref.model.tiny.num_heads=1"] if name == "hidden_size" else []
     changed = task_config(*small, f"actor_rollout_ref.model.tiny.{name}={value}")

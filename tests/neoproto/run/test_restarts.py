@@ -29,7 +29,7 @@ from neoproto.errors import (
     WorkerDied,
 )
 from neoproto.run.restarts import Restarts, of_a_process
-from neoproto.trainer.checkpoint import Checkpoint
+from neoproto.trainer.checkpoint.folder import Checkpoint
 
 DIED = WorkerDied("actor", 0, "host", "signal 9 (SIGKILL)", "last words")
 LATE = DeadlineExceeded("update_actor", "actor", [0], 9.0, {0: "a stack"})

@@ -15,7 +15,7 @@ from neoproto.errors import DeadlineExceeded, StoreError
 from neoproto.run.cli import main
 from neoproto.run.session import wait_for_all
 from neoproto.runtime import ResourcePool, Runtime
-from neoproto.runtime.losses import Loss
+from neoproto.runtime.failures import Loss
 from neoproto.runtime.placement import Block
 from tests.neoproto.run.inputs import overrides
 

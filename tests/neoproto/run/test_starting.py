@@ -15,8 +15,8 @@ from neoproto.data.prompts import EncodedPrompts, PromptLoader, rows_from_dicts
 from neoproto.errors import ConfigError
 from neoproto.run.prepare import PreparedRun
 from neoproto.run.starting import Starts, open_checkpoint
-from neoproto.trainer.checkpoint import Checkpoint, CheckpointFolder, write_synced
-from neoproto.trainer.resume import STATE, TrainerState, code_options, fixed_options, read_state
+from neoproto.trainer.checkpoint.folder import Checkpoint, CheckpointFolder, write_synced
+from neoproto.trainer.checkpoint.resume import STATE, TrainerState, code_options, fixed_options, read_state
 from neoproto.weights import WeightVersion
 from tests.neoproto.run.inputs import words
 

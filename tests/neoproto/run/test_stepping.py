@@ -16,7 +16,7 @@ from neoproto.data import DataProto
 from neoproto.errors import NonFiniteLoss, RuntimeClosed, WorkerDied
 from neoproto.run.stepping import ENDED, Order, StepThread
 from neoproto.store import MemoryStore, use_store
-from neoproto.trainer.record import training_parts
+from neoproto.trainer.metrics.record import training_parts
 from neoproto.trainer.sync import release
 from tests.neoproto.trainer.fakes import FakePrompts, World
 from tests.neoproto.trainer.recording import Recorder
@@ -217,7 +217,7 @@ def test_closing_between_two_steps_waits_for_a_checkpoint(bench: Bench, monkeypa
         await asyncio.sleep(0.1)
         finished.append("written")
 
-    monkeypatch.setattr("neoproto.trainer.saving.Checkpointer.finished", late)
+    monkeypatch.setattr("neoproto.trainer.checkpoint.saving.Checkpointer.finished", late)
     thread = bench.start()
     step(thread, 1).result(LIMIT_S)
     thread.close()
@@ -228,7 +228,7 @@ def test_closing_does_not_wait_for_a_checkpoint_for_ever(bench: Bench, monkeypat
     async def never(_: Any) -> None:
         await for_ever()
 
-    monkeypatch.setattr("neoproto.trainer.saving.Checkpointer.finished", never)
+    monkeypatch.setattr("neoproto.trainer.checkpoint.saving.Checkpointer.finished", never)
     thread = bench.start()
     step(thread, 1).result(LIMIT_S)
     thread.close(0.05)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from neoproto.data.user_code import noted_interrupts
 from neoproto.errors import NeoProtoError, StoreError
 from neoproto.run.trainers import loop_code, no_loss, train
-from neoproto.runtime.losses import Loss
-from neoproto.trainer.record import TrainingParts, TrainingResult
+from neoproto.runtime.failures import Loss
+from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.supervision import Supervisor
 from neoproto.trainer.tasks import beside
+from neoproto.user_code import noted_interrupts
 
 T = TypeVar("T")
 

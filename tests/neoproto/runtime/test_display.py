@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshes.topology import compile_topology
+from meshes.common.topology import compile_topology
 from neoproto.runtime import RemoteCall, WorkerGroup
 from neoproto.runtime.display import run_html, spans
 from neoproto.runtime.group import RemoteWorkerGroup, public_methods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neoproto.trainer.record import StepReport
+from neoproto.trainer.metrics.record import StepReport
 
 
 class Recorder:

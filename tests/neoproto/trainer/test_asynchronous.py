@@ -17,7 +17,7 @@ from neoproto.errors import ReplicaFailed, RolloutError
 from neoproto.store import MemoryStore
 from neoproto.trace import TraceWriter
 from neoproto.trainer.asynchronous import AsyncTrainer
-from neoproto.trainer.record import TrainingResult, training_parts
+from neoproto.trainer.metrics.record import TrainingResult, training_parts
 from neoproto.trainer.tasks import beside
 from neoproto.weights import Manifest, WeightVersion, should_load
 from neoproto.weights.registry import LocalRegistry

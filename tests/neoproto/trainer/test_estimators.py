@@ -13,12 +13,12 @@ import torch
 from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
-from neoproto.data.user_code import noted_interrupts
 from neoproto.errors import AdvantageError, ConfigError, NeoProtoError
 from neoproto.run.restarts import of_a_process
 from neoproto.trainer.estimators import check_estimator, chosen_estimator, made_up_inputs
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.step import StepSettings, ppo_step
+from neoproto.user_code import noted_interrupts
 from tests.neoproto.trainer.fakes import World, prompt_batch
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "median_baseline.py"

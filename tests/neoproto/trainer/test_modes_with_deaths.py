@@ -17,7 +17,7 @@ from neoproto.data import DataProto
 from neoproto.errors import ReplicaLost
 from neoproto.store import MemoryStore
 from neoproto.trainer.asynchronous import AsyncTrainer
-from neoproto.trainer.record import training_parts
+from neoproto.trainer.metrics.record import training_parts
 from neoproto.trainer.replicas import Pending
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside

@@ -14,7 +14,7 @@ from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
 from neoproto.errors import NonFiniteLoss, RewardError
 from neoproto.store import MemoryStore
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step
 from neoproto.trainer.tasks import together

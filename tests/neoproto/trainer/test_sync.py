@@ -12,8 +12,8 @@ import pytest
 from neoproto.config import load_config
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
-from neoproto.trainer.record import TrainingResult, training_parts
-from neoproto.trainer.samples import SampleLog
+from neoproto.trainer.metrics.record import TrainingResult, training_parts
+from neoproto.trainer.metrics.samples import SampleLog
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.weights import WeightVersion
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World

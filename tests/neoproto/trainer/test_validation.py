@@ -13,7 +13,7 @@ import torch
 from neoproto.config import ValKwargsConfig
 from neoproto.data import DataProto
 from neoproto.store import MemoryStore
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.validation import (
     ValidationPass,
     ValidationSample,

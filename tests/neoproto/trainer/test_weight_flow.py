@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from neoproto.errors import WeightsNotServed
-from neoproto.trainer.phases import PhaseClock
+from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.tasks import owned_tasks
 from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow
 from neoproto.weights import WeightVersion

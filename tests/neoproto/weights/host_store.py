@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from neoproto.errors import KeyMissing
-from neoproto.store.client import ClientCounters
 from neoproto.store.local import SharedVolume
+from neoproto.store.torchstore.client import ClientCounters
+from neoproto.store.torchstore.writing import Drafts
 from neoproto.store.values import Values, VolumeOptions
-from neoproto.store.writing import Drafts
 
 
 class HostStore:

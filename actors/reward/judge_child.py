@@ -1,0 +1,212 @@
+"""The child of `judge_pool`: judges one answer after another until its input ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import math
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from actors.reward.builtin import RowError, Score, number_text, reasoning_gym_score
+from actors.reward.function import NotAScore, load_reward_function, to_score
+from actors.reward.judge_pool import TAKEN, Failure, JudgeSpec, Question, Verdict, read_frame, write_frame
+from neoproto.errors import ConfigError
+from neoproto.packages import users_first
+from neoproto.user_code import end_fork, error_place
+
+_MATH_LIMIT_S = 3
+"""For parsing, and again for comparing: math-verify's own limits, which are signals."""
+_VOTE_LIMIT_S = 1
+_MATH_DIGITS = 6
+"""To which math-verify compares values, see its `verify`."""
+_CPU_GRACE_S = 3
+
+JudgeFn = Callable[[Question], Verdict]
+
+
+def load_judge(spec: JudgeSpec) -> JudgeFn:
+    """The judge of a spec, ready for its first question.
+
+    Raises:
+        ConfigError: the user's function cannot be loaded.
+    """
+    if spec.kind == "custom":
+        function = load_reward_function(spec.path, spec.name)
+        return lambda question: judge_custom(function, question)
+    if spec.kind == "reasoning_gym":
+        import reasoning_gym.factory  # noqa: F401 — seconds, which the first answer should not pay
+
+        return judge_reasoning_gym
+    judge_math(Question(data_source="", solution="1", ground_truth="1", extra_info={}))
+    return judge_math
+
+
+def judge_custom(function: Callable[..., Any], question: Question) -> Verdict:
+    """The user's function."""
+    with users_first():
+        returned = function(
+            data_source=question.data_source,
+            solution_str=question.solution,
+            ground_truth=question.ground_truth,
+            extra_info=question.extra_info,
+        )
+        if inspect.isawaitable(returned):
+            returned = asyncio.run(awaited(returned))
+    try:
+        return to_score(returned)
+    except NotAScore as error:
+        return Failure(kind="error", text=str(error))
+
+
+async def awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def judge_reasoning_gym(question: Question) -> Verdict:
+    """The task's own verifier; rows that it cannot judge are the input's fault."""
+    try:
+        return reasoning_gym_score(
+            question.solution, question.ground_truth, question.data_source, question.extra_info
+        )
+    except RowError as error:
+        return Failure(kind="input", text=str(error))
+
+
+def judge_math(question: Question) -> Verdict:
+    """1 if the answer is mathematically equal to the ground truth, else 0."""
+    from math_verify import parse, verify
+    from math_verify.errors import TimeoutException
+
+    try:
+        gold = parse(str(question.ground_truth), parsing_timeout=_MATH_LIMIT_S)
+        if not gold:
+            text = f"math-verify finds no expression in the ground truth {question.ground_truth!r}"
+            return Failure(kind="input", text=text)
+        answer = parse(question.solution, parsing_timeout=_MATH_LIMIT_S)
+        right = float(verify(gold, answer, timeout_seconds=_MATH_LIMIT_S))
+        # Whatever is right is one answer, however it is written.
+        vote = math_vote(gold if right else answer) if question.vote else None
+        return Score(score=right, acc=right, vote=vote)
+    except TimeoutException:
+        return Failure(kind="timeout", text="math-verify gave up on it")
+    except (MemoryError, RecursionError) as error:
+        return Failure(kind="error", text=f"math-verify gave up on it: {type(error).__name__}")
+
+
+def math_vote(parsed: Sequence[Any]) -> str:
+    """What an answer that math-verify parsed counts as in a vote.
+
+    Equal texts are equal mathematics by its rules: values to six digits, "x = 5" as 5, "9%" as 9. Where
+    that takes too long, it is the expression as it was written; "" if there was none.
+    """
+    from math_verify.errors import TimeoutException
+    from math_verify.grader import get_pct_val, is_equation, take_last_relation
+    from math_verify.utils import timeout
+
+    def canonical(expression: Any) -> str:
+        if not hasattr(expression, "is_number"):  # words, a matrix
+            return str(expression).strip()
+        if is_equation(expression):
+            expression = take_last_relation(expression).rhs
+        whole = get_pct_val(expression)
+        value = whole if getattr(whole, "is_Integer", False) else expression.doit()
+        if not value.is_number:
+            value = value.simplify()
+            return str(value.cancel() if hasattr(value, "cancel") else value)
+        rounded = value if value.is_Integer else value.round(_MATH_DIGITS)
+        return number_text(Decimal(str(rounded))) if value.is_real else str(rounded)
+
+    if not parsed:
+        return ""
+    try:
+        return str(timeout(_VOTE_LIMIT_S)(canonical)(parsed[0]))
+    except (Exception, TimeoutException):  # noqa: BLE001 — whatever sympy makes of it
+        return str(parsed[-1]).strip() if isinstance(parsed[-1], str) else "an expression"
+
+
+def serve() -> None:
+    """Answer until the input ends, each time within a limit on CPU time.
+
+    The kernel enforces it, so an answer ends even inside C code, and when nobody is left to kill the child.
+    """
+    judge_pid = os.getpid()
+    # What functions read and print must not get among the frames.
+    questions, answers = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    # A function may fork. The process that is not the judge must neither read nor write here.
+    os.register_at_fork(after_in_child=lambda: _close(questions, answers))
+    spec: JudgeSpec = read_frame(questions, 0, None)
+    try:
+        judge = load_judge(spec)
+    except ConfigError as error:
+        write_frame(answers, 0, str(error), None)
+        return
+    if spec.memory_bytes is not None:
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (spec.memory_bytes, hard))
+    write_frame(answers, 0, judge_pid, None)
+    for number in itertools.count(1):
+        try:
+            question: Question = read_frame(questions, number, None)
+        except EOFError:
+            return
+        write_frame(answers, number, TAKEN, None)
+        _limit_cpu(spec.timeout_s)
+        write_frame(answers, number, verdict_on(question, judge, spec.path, judge_pid), None)
+
+
+def verdict_on(question: Question, judge: JudgeFn, path: str, judge_pid: int) -> Verdict:
+    """What the judge says; whatever it raises is a failure of this answer.
+
+    Only process `judge_pid` comes back from here; one that the function forked ends.
+
+    Args:
+        path: the user's file, if it is one's.
+    """
+    raised: BaseException | None = None
+    try:
+        verdict = sendable(judge(question))
+    except BaseException as error:  # noqa: BLE001 — an exit of the function's must not end the child either
+        raised = error
+        verdict = Failure(kind="error", text=f"raised {error_place(error, Path(path))}")
+    end_fork(judge_pid, raised)
+    return verdict
+
+
+def sendable(verdict: Verdict) -> Verdict:
+    """The verdict, or a failure if what a function returned beside the score cannot travel."""
+    if isinstance(verdict, Score):
+        for name, value in verdict.extra.items():
+            try:
+                pickle.dumps(value)
+            except BaseException as error:  # noqa: BLE001 — pickling runs the object's own code
+                return Failure(kind="error", text=f"it returned {name!r}, which cannot be pickled: {error}")
+    return verdict
+
+
+def _close(*numbers: int) -> None:
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            os.close(number)
+
+
+def _limit_cpu(seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + _CPU_GRACE_S
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+
+
+if __name__ == "__main__":
+    sys.stdout = sys.stderr
+    serve()

@@ -1,0 +1,384 @@
+"""The calls a process has under way: numbers them, settles them by reply, death or deadline.
+
+    start ──> _pending ──> backend.send            on_reply ─┐
+                  ▲                                on_death ─┼─settle──> RemoteCall
+                  └── registered before it is sent  expire ──┘
+
+A call is registered before the group is asked whether the rank is alive, and a death is noted before the
+pending calls are looked through: whichever comes first, the call settles. So it is with broken groups.
+
+A sync call may end for its caller (an exception of one rank, a death, `cancel`) while ranks still run it. Its
+deadline is watched on: past it, what waits behind it on those ranks would wait for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed
+from neoproto.runtime.call import RemoteCall
+from neoproto.runtime.deadline import DeadlineWatch
+from neoproto.runtime.display import call_facts
+from neoproto.runtime.executor import CallStatus
+from neoproto.runtime.group_state import Members
+from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_failure
+
+Collect = Callable[[list[Any]], Any]
+
+FAILURE_HOLD_S = 0.25
+"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
+is noticed a moment later than the collective that it broke."""
+STATUS_TIMEOUT_S = 1.0
+"""How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A call, on its way to some ranks of a group.
+
+    Attributes:
+        role, method: what to run; role "" is a group's only worker.
+        sends: (ranks, pickled arguments): each payload goes to its ranks.
+        deadline: absolute, monotonic.
+        is_async: the method is a coroutine function.
+        collect: makes the value out of the results in the order of `sends`.
+        keeps: lives as long as the call is under way.
+    """
+
+    role: str
+    method: str
+    sends: Sequence[tuple[Sequence[int], bytes]]
+    deadline: float
+    is_async: bool
+    collect: Collect
+    keeps: object = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks it goes to, in the order of `sends`."""
+        return [rank for some, _ in self.sends for rank in some]
+
+
+class PendingCall(RemoteCall[Any]):
+    """A call to some ranks of one group."""
+
+    def __init__(self, center: CallCenter, members: Members, call_id: int, submission: Submission) -> None:
+        super().__init__(self._collect)
+        self.call_id, self.members = call_id, members
+        self.method, self.is_async = submission.method, submission.is_async
+        self.deadline, self.submitted = submission.deadline, time.monotonic()
+        self.replies: dict[int, Failure | bytes | None] = dict.fromkeys(submission.ranks)
+        self.missing = len(self.replies)
+        self.failure: Failure | None = None
+        self.keeps = submission.keeps
+        self._center, self._collect_results = center, submission.collect
+
+    def cancel(self) -> bool:
+        if not self._center.end_early(
+            self, error=CallCancelled(f"{self.members.name}.{self.method} was cancelled")
+        ):
+            return False
+        if self.is_async:
+            header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
+            self.members.processes.send(tuple(self.replies), header, b"")
+        return True
+
+    def _title(self) -> str:
+        return f"RemoteCall {self.members.name}.{self.method}"
+
+    def _facts(self) -> dict[str, str]:
+        answered = [rank for rank, reply in self.replies.items() if reply is not None]
+        return call_facts(
+            state=self._state(),
+            ranks=list(self.replies),
+            answered=answered,
+            deadline=self.deadline,
+            ended=self._settled,
+        )
+
+    def silent_ranks(self) -> list[int]:
+        """Ranks that have not answered."""
+        return [rank for rank, reply in self.replies.items() if reply is None]
+
+    def _collect(self, raw: Failure | dict[int, bytes]) -> Any:
+        if isinstance(raw, Failure):
+            raise decode_failure(raw)
+        return self._collect_results([decode(reply) for reply in raw.values()])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Remainder:
+    """Ranks that may still run a sync call that has ended for its caller."""
+
+    members: Members
+    method: str
+    ranks: set[int]
+
+
+class CallCenter:
+    """All calls of this process to all groups."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[int, PendingCall] = {}
+        self._remainders: dict[int, _Remainder] = {}
+        self._next_id = random.SystemRandom().getrandbits(40) << 20
+        self._watch = DeadlineWatch()
+        self._watched = 0
+        self._closed: str | None = None
+        self._draining = False
+
+    def start(self, members: Members, submission: Submission, *, relayed: bool = False) -> PendingCall:
+        """Number, register and send a call.
+
+        Args:
+            relayed: a worker asks; it may do so for what is being drained, so it is let through then.
+
+        Raises:
+            RuntimeClosed, GroupBroken, WorkerDied: refused here, nothing was sent.
+        """
+        with self._lock:
+            if self._closed is not None and not (relayed and self._draining):
+                raise RuntimeClosed(self._closed)
+            self._next_id += 1
+            call = PendingCall(self, members, self._next_id, submission)
+            self._pending[call.call_id] = call
+        try:
+            may_be_sent = members.admit(call.replies)
+            if call.deadline <= call.submitted:  # over before it began: no rank hears of it
+                elapsed = max(0.0, call.deadline - call.submitted)
+                late = DeadlineExceeded(call.method, members.name, list(call.replies), elapsed)
+                self.settle(call, error=late)
+                return call
+            if may_be_sent:
+                self._send(call, submission)
+        except BaseException:
+            self._forget(call)
+            raise
+        if call.deadline != math.inf:
+            self._watch_deadline(call)
+        return call
+
+    def _send(self, call: PendingCall, submission: Submission) -> None:
+        budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
+        members = call.members
+        ranks: tuple[int, ...] | None = None
+        sequence: int | tuple[int, ...] | None = None
+        if not call.is_async:
+            sequence, ranks = members.take_places(call.replies)
+        header = CallHeader(
+            call_id=call.call_id,
+            role=submission.role,
+            method=call.method,
+            sequence=sequence,
+            ranks=ranks,
+            budget_s=budget,
+        )
+        try:
+            for some, payload in submission.sends:
+                members.processes.send(some, header, payload)
+        except BaseException:
+            if sequence is not None:
+                # Some ranks would wait for this place for ever.
+                members.mark_broken(
+                    f"{members.name} is broken: {call.method} could not be sent to all its ranks"
+                )
+            raise
+
+    def on_reply(self, call_id: int, rank: int, outcome: Failure | bytes) -> None:
+        """A rank has answered. Runs on the backend's thread: settles, never blocks."""
+        call = self._pending.get(call_id)
+        if call is None:
+            self._answered_late(call_id, rank)
+            return
+        with self._lock:
+            if rank not in call.replies or call.replies[rank] is not None:
+                return
+            call.replies[rank] = outcome
+            call.missing -= 1
+            complete = call.missing == 0
+            first_failure = call.failure is None and isinstance(outcome, Failure)
+            if isinstance(outcome, Failure):
+                call.failure = call.failure or outcome
+        if isinstance(outcome, Failure) and outcome.broken:
+            call.members.mark_broken(outcome.message)
+            self._fail_behind(call.members, call_id, stuck={rank}, mute=set())
+            complete = True
+        if complete:
+            self.settle(call, raw=call.failure or call.replies)
+        elif first_failure:
+            self._watch.add(time.monotonic() + FAILURE_HOLD_S, _Due(self._end_hold, call_id))
+
+    def _end_hold(self, call_id: int) -> None:
+        call = self._pending.get(call_id)
+        if call is not None and not call.members.is_dying(call.silent_ranks()):  # else `on_death` settles it
+            self.end_early(call, raw=call.failure)
+
+    def _answered_late(self, call_id: int, rank: int) -> None:
+        with self._lock:
+            remainder = self._remainders.get(call_id)
+            if remainder is not None:
+                remainder.ranks.discard(rank)
+                if not remainder.ranks:
+                    del self._remainders[call_id]
+
+    def on_death(self, members: Members, rank: int) -> None:
+        """Settle what waits for a rank that `members` already counts as dead."""
+        error = members.death_of(rank)
+        with self._lock:
+            waiting = [
+                call for call in self._pending.values() if call.members is members and rank in call.replies
+            ]
+        for call in waiting:
+            if call.replies[rank] is None:
+                self.end_early(call, error=error)
+
+    def end_early(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
+        """`settle` a call that ranks may still run, and watch these until its deadline."""
+        if not call.is_async and call.deadline != math.inf and not call.done():
+            remainder = _Remainder(members=call.members, method=call.method, ranks=set(call.silent_ranks()))
+            with self._lock:
+                self._remainders[call.call_id] = remainder
+            self._watch.add(call.deadline, _Due(self._check_remainder, call.call_id))
+        return self.settle(call, raw, error)
+
+    def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
+        """End a call and forget it; False if it had ended."""
+        self._forget(call)
+        settled = call._settle(raw, error)
+        call.keeps = None
+        return settled
+
+    def fail_all(self, members: Members | None, reason: str) -> None:
+        """End every call under way, of one group or of all, with `RuntimeClosed`."""
+        with self._lock:
+            ended = [call for call in self._pending.values() if members is None or call.members is members]
+            for call_id, one in list(self._remainders.items()):
+                if members is None or one.members is members:
+                    del self._remainders[call_id]
+        for call in ended:
+            self.settle(call, error=RuntimeClosed(reason))
+
+    def close(self, reason: str) -> None:
+        """Refuse new calls, end those under way, end the deadline thread."""
+        with self._lock:
+            self._closed, self._draining = reason, False
+        self.fail_all(None, reason)
+        self._watch.close()
+
+    def stop_admission(self, reason: str) -> None:
+        """Refuse new calls of this process; those under way go on, and may call from where they run."""
+        with self._lock:
+            self._closed, self._draining = reason, True
+
+    def _forget(self, call: PendingCall) -> None:
+        with self._lock:
+            self._pending.pop(call.call_id, None)
+
+    # Deadlines
+
+    def _watch_deadline(self, call: PendingCall) -> None:
+        self._watch.add(call.deadline, _Due(self.expire, call.call_id))
+        self._watched += 1
+        if self._watched > 2 * len(self._pending) + 1024:
+            self._watched = len(self._pending)
+            self._watch.prune(
+                lambda due: (
+                    isinstance(due, _Due)
+                    and (due.call_id in self._pending or due.call_id in self._remainders)
+                )
+            )
+
+    def expire(self, call_id: int) -> None:
+        """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
+        call = self._pending.get(call_id)
+        if call is not None and call.failure is not None:
+            self._end_hold(call_id)
+        elif call is not None:
+            threading.Thread(
+                target=self._report_expiry, args=(call,), name="neoproto-expiry", daemon=True
+            ).start()
+
+    def _report_expiry(self, call: PendingCall) -> None:
+        elapsed = call.deadline - call.submitted
+        members, silent = call.members, call.silent_ranks()
+        statuses = members.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
+        if not call.is_async:
+            self._break_if_running(members, call.method, call.call_id, call.silent_ranks(), statuses)
+        stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
+        mute = [rank for rank in silent if rank not in statuses]
+        if mute and not call.done():
+            stacks |= members.processes.stacks(mute)
+        self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
+
+    def _check_remainder(self, call_id: int) -> None:
+        """The deadline has passed of a call that had ended for its caller before."""
+        with self._lock:
+            remainder = self._remainders.pop(call_id, None)
+        if remainder is not None:
+            threading.Thread(
+                target=self._ask_remainder, args=(call_id, remainder), name="neoproto-expiry", daemon=True
+            ).start()
+
+    def _ask_remainder(self, call_id: int, remainder: _Remainder) -> None:
+        members = remainder.members
+        if members.closed is not None:
+            return
+        silent = [rank for rank in remainder.ranks if not members.is_dying([rank])]
+        statuses = members.processes.statuses(silent, call_id, STATUS_TIMEOUT_S)
+        self._break_if_running(members, remainder.method, call_id, silent, statuses)
+
+    def _break_if_running(
+        self,
+        members: Members,
+        method: str,
+        call_id: int,
+        silent: Sequence[int],
+        statuses: Mapping[int, CallStatus],
+    ) -> None:
+        """Break the group if a sync call past its deadline runs on a rank, or if the rank does not say."""
+        mute = {rank for rank in silent if rank not in statuses and not members.is_dying([rank])}
+        runs = {rank for rank, status in statuses.items() if status.state == "running"}
+        running = [rank for rank in silent if rank in mute or rank in runs]
+        if running and members.closed is None:
+            reason = f"{members.name} is broken: {method} overran its deadline on rank(s) {running}"
+            members.mark_broken(reason)
+            members.processes.break_group(running, reason)
+            self._fail_behind(members, call_id, stuck=set(running), mute=mute)
+
+    def _fail_behind(self, members: Members, call_id: int, *, stuck: set[int], mute: set[int]) -> None:
+        """End what waits behind a call of a broken group, which may run for ever.
+
+        Args:
+            stuck: ranks that run it. A call that waits there keeps its other ranks waiting too.
+            mute: those of them that do nothing else, async methods included.
+        """
+        error = GroupBroken(members.broken)
+        with self._lock:  # in the order of submission
+            others = [call for call in self._pending.values() if call.members is members]
+        for call in others:
+            waits_for = mute if call.is_async else stuck
+            if call.call_id == call_id or waits_for.isdisjoint(call.silent_ranks()):
+                continue
+            if not call.is_async:
+                stuck |= call.replies.keys()
+            if call.deadline > time.monotonic():  # else its own deadline ends it
+                self.settle(call, error=error)
+
+
+class _Due:
+    """What the watch runs; knows its call by number, so that an ended call's results are not kept alive."""
+
+    __slots__ = ("call_id", "run")
+
+    def __init__(self, run: Callable[[int], None], call_id: int) -> None:
+        self.run, self.call_id = run, call_id
+
+    def __call__(self) -> None:
+        self.run(self.call_id)

@@ -1,0 +1,174 @@
+"""What workers ask of the run's root, and how the root answers.
+
+    worker: AttachedRuntime ──request──> Gateway.on_request ──> CallCenter, or a thread for what blocks
+            AttachedRuntime <──answer (number, outcome)──┘
+
+Calls are relayed as they are: neither arguments nor results are unpickled here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neoproto.errors import RuntimeClosed
+from neoproto.runtime.call_tracker import CallCenter, PendingCall, Submission
+from neoproto.runtime.group_state import Members
+from neoproto.runtime.wire import Failure, decode, encode, encode_failure
+
+if TYPE_CHECKING:
+    from neoproto.runtime.placement import Placement
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[Failure | bytes], None]
+"""Sends the outcome of one request back; may be used on any thread."""
+Task = Callable[..., Any]
+"""What the root does for a worker: `(origin, *args, **kwargs) -> value`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The worker process that asks: the key of its group, its rank."""
+
+    key: str
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallRequest:
+    """Run a method of some group.
+
+    Attributes:
+        number: the asker's own, for the answer.
+        key, name: the group.
+        role, method, sends, is_async: as in `Submission`.
+        budget_s: seconds left at sending; None without a deadline.
+    """
+
+    number: int
+    key: str
+    name: str
+    role: str
+    method: str
+    sends: tuple[tuple[tuple[int, ...], bytes], ...]
+    is_async: bool
+    budget_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequest:
+    """Cancel a call that was asked for under this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRequest:
+    """Have the root do something that takes a while; `payload` is pickled `(args, kwargs)`."""
+
+    number: int
+    task: str
+    payload: bytes
+
+
+Request = CallRequest | CancelRequest | TaskRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttachSpec:
+    """What a worker process knows of the run it belongs to.
+
+    Attributes:
+        run_id, run_dir, placement: the run's.
+        key: of its group.
+    """
+
+    run_id: str
+    run_dir: Path
+    placement: Placement | None
+    key: str
+
+
+class Gateway:
+    """The root's side."""
+
+    def __init__(
+        self, center: CallCenter, members: Callable[[str], Members | None], tasks: dict[str, Task]
+    ) -> None:
+        """Args:
+        members: looks a group up by its key.
+        tasks: what workers may have done, by name.
+        """
+        self._center, self._members, self._tasks = center, members, tasks
+        self._relayed: dict[tuple[Origin, int], PendingCall] = {}
+
+    def on_request(self, origin: Origin, request: Request, answer: Answer) -> None:
+        """Take a request. Runs on the backend's thread, so what blocks gets a thread of its own."""
+        if isinstance(request, TaskRequest):
+            threading.Thread(
+                target=self._run_task, args=(origin, request, answer), name="neoproto-task", daemon=True
+            ).start()
+        elif isinstance(request, CancelRequest):
+            call = self._relayed.get((origin, request.number))
+            if call is not None:
+                call.cancel()
+        else:
+            self._relay(origin, request, answer)
+
+    def _relay(self, origin: Origin, request: CallRequest, answer: Answer) -> None:
+        try:
+            members = self._members(request.key)
+            if members is None:
+                raise RuntimeClosed(f"worker group {request.name} has been closed")
+            submission = Submission(
+                role=request.role,
+                method=request.method,
+                sends=request.sends,
+                deadline=math.inf if request.budget_s is None else time.monotonic() + request.budget_s,
+                is_async=request.is_async,
+                collect=list,
+            )
+            call = self._center.start(members, submission, relayed=True)
+        except Exception as error:  # noqa: BLE001 - whatever refuses the call is the asker's to know
+            answer(state_failure(error))
+            return
+        known = origin, request.number
+        self._relayed[known] = call
+
+        def end(_: Any) -> None:
+            self._relayed.pop(known, None)
+            answer(_outcome(call))
+
+        call._add_callback(end)
+
+    def _run_task(self, origin: Origin, request: TaskRequest, answer: Answer) -> None:
+        outcome: Failure | bytes
+        try:
+            args, kwargs = decode(request.payload)
+            outcome = encode(self._tasks[request.task](origin, *args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - it belongs to the worker that asked
+            outcome = state_failure(error)
+        try:
+            answer(outcome)
+        except Exception:
+            logger.warning("a worker could not be answered", exc_info=True)
+
+
+def _outcome(call: PendingCall) -> Failure | bytes:
+    if call._error is not None:
+        return state_failure(call._error)
+    if isinstance(call._raw, Failure):
+        return call._raw
+    return encode(tuple(call._raw.values()))
+
+
+def state_failure(error: BaseException) -> Failure:
+    """The root's own word on a call, on its way to a worker: without a traceback of the root's insides."""
+    return encode_failure(error, "", with_traceback=False)

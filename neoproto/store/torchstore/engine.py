@@ -1,0 +1,468 @@
+"""The store's actors: the run's one global store.
+
+    client ──put_many──> Volume (one a host, or one a local rank)      holds bytes
+       └────announce───> Index (one, in a process of its own)          holds references, never bytes
+    stock TorchStore client ──get_or_spawn_controller(name)──> Directory ──> the same Index and Volumes
+
+A stock client calls the endpoints that TorchStore's own actors have. What they do for it is in
+`stock` beside this file, imported with the first such call: TorchStore and torch take seconds to import, and
+hundreds of megabytes, in every process.
+"""
+
+# mypy: disable-error-code="untyped-decorator, misc"
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+# TorchStore sets this itself, with a banner, if it is not set when it is imported.
+os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
+
+from monarch.actor import Actor, current_rank, endpoint
+
+from neoproto.errors import StoreClosed, StoreError
+from neoproto.store.base import ObjectRef, Place
+from neoproto.store.pool import Grant
+from neoproto.store.shm import remove_files
+from neoproto.store.torchstore.client import StoreClient
+from neoproto.store.torchstore.directory import close_directory, open_directory
+from neoproto.store.torchstore.rdma import Offers, available
+from neoproto.store.torchstore.rpc import Address, Switchboard
+from neoproto.store.values import Values, VolumeOptions, volume_ids
+from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of, unpack
+
+if TYPE_CHECKING:
+    from neoproto.store.torchstore.stock import Notes, Storage
+
+__all__ = ["StoreClient", "StoreServer", "StoreSpec"]
+
+Strategy = Literal["host", "local_rank"]
+Remote = Literal["auto", "rdma", "message"]
+
+_START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeCard:
+    """What a volume tells of itself.
+
+    Attributes:
+        volume: its id.
+        prefix: how the names of its files in shared memory begin; "" if it has none.
+        rdma: whether it has the hardware.
+        line: where it is called past its endpoints.
+    """
+
+    volume: str
+    prefix: str
+    rdma: bool
+    line: Address
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreSpec:
+    """What a process needs to attach to a store. Travels in Monarch messages.
+
+    Attributes:
+        name: the store's name; stock clients use it as `store_name`.
+        strategy: "host" (one volume a host) or "local_rank" (one a local rank of each host).
+        volumes: volume id -> its coordinates in `volume_mesh`.
+        memory: volume id -> how the names of its files in shared memory begin; "" if it has none.
+        sharing: which volumes a client reads and writes in shared memory: "machine" all whose files it finds,
+            "host" those of its own host id.
+        volume_mesh, index: the actors.
+        lines, index_line: where they are called past their endpoints; see `neoproto.store.torchstore.rpc`.
+        remote: how large values come from other hosts: "rdma", "message", or "auto", which is RDMA where both
+            sides have the hardware.
+        timeout_s: how long one operation may take.
+    """
+
+    name: str
+    strategy: Strategy
+    volumes: dict[str, dict[str, int]]
+    memory: dict[str, str]
+    sharing: Literal["machine", "host", "off"]
+    volume_mesh: Any
+    index: Any
+    lines: dict[str, Address]
+    index_line: Address
+    remote: Remote
+    timeout_s: float
+
+    def volume(self, volume_id: str) -> Any:
+        """The actor of one volume."""
+        return self.volume_mesh.slice(**self.volumes[volume_id])
+
+    def stock_client(self) -> Any:
+        """A TorchStore client, for values that TorchStore's own API put."""
+        from neoproto.store.torchstore.stock import Placement, stock_client
+
+        return stock_client(Placement(self.volume_mesh, self.volumes, self.index))
+
+
+class Volume(Actor):
+    """Holds the bytes of one host, or of one local rank. For stock clients, a TorchStore `StorageVolume`."""
+
+    def __init__(self, ids: Sequence[str], options: VolumeOptions) -> None:
+        self.volume_id: str = ids[current_rank().rank]
+        self.values = Values(options)
+        self.offers = Offers()
+        self.closed = False
+        self._storage: Storage | None = None
+        self._line: Switchboard | None = None
+
+    def _stock(self) -> Storage:
+        """What stock clients put and read; made when the first of them calls."""
+        if self._storage is None:
+            from neoproto.store.torchstore.stock import Storage
+
+            self._storage = Storage(self.values)
+        return self._storage
+
+    def _replaced(self, keys: Iterable[str]) -> None:
+        """Values of ours are there: a stock client's under these keys are not."""
+        for key in keys if self._storage is not None else ():
+            self._stock().kv.pop(key, None)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreClosed("the store is closed")
+
+    @endpoint
+    async def identify(self) -> VolumeCard:
+        """What others need to know of it."""
+        if self._line is None:
+            methods = (self.reserve, self.commit, self.delete_many)
+            self._line = Switchboard("volume", {method.__name__: method for method in methods})
+        return VolumeCard(self.volume_id, self.values.prefix, available(), self._line.address)
+
+    @endpoint
+    async def close(self) -> None:
+        """Forget every value and refuse new ones."""
+        self.closed = True
+        self._forget_all()
+        self.values.close()
+
+    async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
+        """See `Values.reserve`; StoreClosed after `close`, as from all below."""
+        self._check_open()
+        return await self.values.reserve(wanted, retired)
+
+    def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
+        """See `Values.commit` and `Values.hear`."""
+        self._check_open()
+        self.values.hear(report)
+        refs = unpack(packed)
+        self.values.commit(tokens, refs)
+        self._replaced(ref.key for ref in refs)
+
+    @endpoint
+    async def put_many(self, sent: list[Sent], report: tuple[str, dict[str, int]]) -> list[Place | None]:
+        """Keep values. They become visible when the index is told. Returns where each is."""
+        self._check_open()
+        self.values.hear(report)
+        places = await self.values.keep(sent)
+        self._replaced(value.key for value in sent)
+        return places
+
+    @endpoint
+    async def get_many(self, wanted: list[Wanted], rdma: bool) -> list[Received]:
+        """Read values, or of each some rows; large ones are on offer if the caller can use `rdma`."""
+        self._check_open()
+        found = [self.values.read(item) for item in wanted]
+        return [await self.offers.instead(answer) for answer in found] if rdma else found
+
+    @endpoint
+    async def withdraw(self, offers: list[int]) -> None:
+        """See `Offers.withdraw`."""
+        await self.offers.withdraw(offers)
+
+    @endpoint
+    async def forget(self, gone: list[tuple[str, int, int]]) -> None:
+        """`delete_many`, for the index."""
+        self.delete_many(gone)
+
+    def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
+        """Forget values; those that are gone already are ignored."""
+        for key, generation, slot in gone:
+            if generation == 0:
+                self._replaced([key])
+            else:
+                self.values.drop(key, generation, slot)
+
+    @endpoint
+    async def lease(self, key: str, generation: int, holder: str, seconds: float) -> None:
+        """See `Values.lease`; 0 seconds end it."""
+        self._check_open()
+        if seconds > 0:
+            self.values.lease(key, generation, holder, seconds)
+        else:
+            self.values.end_lease(key, generation, holder)
+
+    @endpoint
+    async def stats(self) -> dict[str, int]:
+        """See `Values.stats`; TorchStore's own values are not counted. `offered`: answers read by RDMA."""
+        return self.values.stats() | {"offered": self.offers.made}
+
+    # -- what a stock client calls ------------------------------------------------------------------------
+
+    @endpoint
+    async def get_id(self) -> str:
+        return self.volume_id
+
+    @endpoint
+    async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
+        await self._stock().put(key, transport_buffer, request)
+
+    @endpoint
+    async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
+        return await self._stock().get(key, transport_buffer, request)
+
+    @endpoint
+    async def get_meta(self, key: str, request: Any = None) -> Any:
+        return await self._stock().get_meta(key, request)
+
+    @endpoint
+    async def delete(self, key: str) -> None:
+        await self._stock().delete(key)
+
+    @endpoint
+    async def reset(self) -> None:
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.values.reset()
+        if self._storage is not None:
+            self._storage.reset()
+
+
+class Index(Actor):
+    """Says where every key is: references to our clients' values, and notes on those of stock clients.
+
+    Stock clients call it as a TorchStore `Controller`. All endpoints are async: Monarch 0.7 refuses an actor
+    that mixes two kinds, as TorchStore's does.
+
+    Attributes:
+        refs: key -> the newest value of ours under it.
+    """
+
+    def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]]) -> None:
+        self._volume_mesh, self._volumes = volume_mesh, volumes
+        self.refs: dict[str, ObjectRef] = {}
+        self._notes: Notes | None = None
+        self._line: Switchboard | None = None
+        self._open = True
+
+    def _stock(self) -> Notes:
+        """Notes on what stock clients put; made when the first of them calls."""
+        if self._notes is None:
+            from neoproto.store.torchstore.stock import Notes
+
+            self._notes = Notes()
+        return self._notes
+
+    @property
+    def _noted(self) -> dict[str, Any]:
+        """Key -> volumes, of what stock clients put."""
+        return {} if self._notes is None else self._notes.keys_to_storage_volumes
+
+    @endpoint
+    async def identify(self) -> Address:
+        """Where it is called past its endpoints."""
+        if self._line is None:
+            methods = (self.announce, self.locate, self.retract)
+            self._line = Switchboard("index", {method.__name__: method for method in methods})
+        return self._line.address
+
+    def announce(self, packed: bytes) -> list[Gone]:
+        """Make values visible, in place of older ones, which are returned so that their bytes can go."""
+        self._check_open()
+        displaced = []
+        for ref in unpack(packed):
+            displaced += self._forget(ref.key)
+            self.refs[ref.key] = ref
+        return displaced
+
+    def locate(self, keys: list[str]) -> list[Located]:
+        """Where keys are."""
+        self._check_open()
+        return [Located(ref=self.refs.get(key), stock=key in self._noted) for key in keys]
+
+    def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
+        """Make values invisible; with a generation, only if it is the newest. Returns what each key had."""
+        self._check_open()
+        found: list[list[Gone]] = []
+        for key, generation in keys:
+            ref = self.refs.get(key)
+            stale = generation is not None and (ref is None or ref.generation != generation)
+            found.append([] if stale else self._forget(key))
+        return found
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreClosed("the store is closed")
+
+    def _forget(self, key: str) -> list[Gone]:
+        gone = [Gone(key=key, generation=0, volume=volume) for volume in self._noted.pop(key, {})]
+        if (ref := self.refs.pop(key, None)) is not None:
+            slot = 0 if ref.place is None else ref.place.slot
+            gone.append(Gone(key=key, generation=ref.generation, volume=ref.volume, slot=slot))
+        return gone
+
+    @endpoint
+    async def locate_volumes(self, key: str) -> Any:
+        return self._stock().locate(key, self.refs.get(key))
+
+    @endpoint
+    async def notify_put(self, key: str, request: Any, storage_volume_id: str) -> None:
+        old = self.refs.pop(key, None)
+        if old is not None and old.volume != storage_volume_id:
+            volume = self._volume_mesh.slice(**self._volumes[old.volume])
+            await volume.forget.call_one([(key, old.generation, old.place.slot if old.place else 0)])
+        self._stock().note(key, request, storage_volume_id)
+
+    @endpoint
+    async def notify_delete(self, key: str, storage_volume_id: str) -> None:
+        if self.refs.pop(key, None) is None:
+            self._stock().strike(key, storage_volume_id)
+
+    @endpoint
+    async def keys(self, prefix: str | None = None) -> list[str]:
+        every = [*self.refs, *self._noted]
+        return [key for key in every if prefix is None or key == prefix or key.startswith(f"{prefix}.")]
+
+    @endpoint
+    async def teardown(self) -> None:
+        self._open = False
+        self.refs.clear()
+        self._notes = None
+
+
+class StoreServer:
+    """The run's store, as its root sees it: starts the actors and ends them."""
+
+    def __init__(self, spec: StoreSpec, directory: Any, index_procs: Any) -> None:
+        self._spec, self._directory, self._index_procs = spec, directory, index_procs
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        procs: Any,
+        name: str,
+        strategy: Strategy,
+        timeout_s: float,
+        host_ids: Sequence[str] | None = None,
+        index_procs: Any = None,
+        start_timeout_s: float | None = None,
+        limit_bytes: int = 0,
+        spill: bool = False,
+        sharing: Literal["machine", "host", "off"] = "machine",
+        remote: Remote = "auto",
+    ) -> StoreServer:
+        """Start volumes on `procs`, and the index in a process of its own.
+
+        Args:
+            procs: a Monarch ProcMesh, owned by the caller: one process a host for "host", one for each local
+                rank of each host for "local_rank".
+            name: unique to the run.
+            timeout_s: for each operation, later.
+            host_ids: the hosts' names, in order, as `StoreClient.attach` gets them; "0", "1", … if None.
+            index_procs: a ProcMesh of one process for the index, owned by the caller; if None, one is spawned
+                on the first host, and stopped by `close`.
+            start_timeout_s: for starting, imports included; None is 120 s, or `timeout_s` if
+                that is longer.
+            limit_bytes: bound on each volume's shared memory; 0 for a part of what the host has.
+            spill: whether values that shared memory has no room for go to files in the volumes' temporary
+                folder, which the caller removes.
+            sharing: see `StoreSpec`; "off" keeps values in the volumes' own memory.
+            remote: see `StoreSpec`.
+
+        Raises:
+            StoreError: it did not start in time, or an actor failed.
+            ValueError: the processes do not fit the strategy.
+        """
+        hosts = procs.size("hosts") if "hosts" in procs.extent else 1
+        ids = volume_ids(
+            strategy, [str(i) for i in range(hosts)] if host_ids is None else host_ids, len(procs)
+        )
+        limit = max(_START_TIMEOUT_S, timeout_s) if start_timeout_s is None else start_timeout_s
+        own_index = None
+        if index_procs is None:
+            first = procs.slice(**dict.fromkeys(procs.extent, 0))
+            index_procs = own_index = first.host_mesh.spawn_procs(per_host={"index": 1})
+        try:
+            async with asyncio.timeout(limit):
+                options = VolumeOptions(
+                    store=name,
+                    shared_memory=sharing != "off",
+                    limit_bytes=limit_bytes,
+                    volumes_on_host=len(procs) // hosts,
+                    spill=spill,
+                )
+                mesh = procs.spawn("volumes", Volume, ids, options)
+                cards = {card.volume: (dict(point), card) for point, card in await mesh.identify.call()}
+                volumes = {volume: point for volume, (point, _) in cards.items()}
+                index = index_procs.spawn("index", Index, mesh, volumes)
+                index = index.slice(**dict.fromkeys(index.extent, 0))
+                index_line = await index.identify.call_one()
+                directory = await open_directory(name, mesh, volumes, index)
+        except TimeoutError as error:
+            raise StoreError(f"store {name!r} did not start within {limit} s") from error
+        everywhere = all(card.rdma for _, card in cards.values())
+        spec = StoreSpec(
+            name=name,
+            strategy=strategy,
+            volumes=volumes,
+            memory={volume: card.prefix for volume, (_, card) in cards.items()},
+            sharing=sharing,
+            volume_mesh=mesh,
+            index=index,
+            lines={volume: card.line for volume, (_, card) in cards.items()},
+            index_line=index_line,
+            remote="message" if remote == "auto" and not everywhere else remote,
+            timeout_s=timeout_s,
+        )
+        return cls(spec, directory, own_index)
+
+    def spec(self) -> StoreSpec:
+        """What other processes attach with."""
+        return self._spec
+
+    async def close(self, timeout_s: float) -> None:
+        """Forget every value and refuse new ones. Closing twice is harmless.
+
+        The actors answer late callers until their processes end: a message to a stopped actor brings down the
+        actor that sent it.
+
+        Raises:
+            StoreError: some had died, or did not answer in time; they die with their processes.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        index, volumes = self._spec.index, self._spec.volume_mesh
+        farewells = (index.teardown, volumes.close)
+        try:
+            async with asyncio.timeout(timeout_s):
+                told = await asyncio.gather(
+                    close_directory(self._spec.name, self._directory),
+                    *(farewell.call().as_asyncio() for farewell in farewells),
+                    return_exceptions=True,
+                )
+                if self._index_procs is not None:
+                    await self._index_procs.stop()
+        except TimeoutError as error:
+            raise StoreError(f"store {self._spec.name!r} did not close within {timeout_s} s") from error
+        finally:
+            # What a volume that died left on this host; those of other hosts go at the next start there.
+            for prefix in filter(None, self._spec.memory.values()):
+                remove_files(f"{prefix}.")
+        for outcome in told:
+            if isinstance(outcome, BaseException):
+                raise StoreError(f"store {self._spec.name!r}: {text_of(outcome)}") from outcome

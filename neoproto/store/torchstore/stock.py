@@ -1,0 +1,170 @@
+"""What the store does for stock TorchStore clients. The only file that imports TorchStore (0.1.2).
+
+    stock client ──> Directory ──> Placement ──> LocalClient ──> Index (`Notes`) and Volumes (`Storage`)
+
+What it adapts, and until when:
+
+- `Notes` is TorchStore's controller as a plain object. Monarch 0.7 refuses an actor that mixes sync and async
+  endpoints. Remove when TorchStore's controller has one kind.
+- `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
+  controller into the program's own process. Remove when TorchStore can place it.
+- `pipe.rdma_available` asks Monarch in the words of 0.7; TorchStore's own are deprecated there and warn.
+  Remove when TorchStore asks `is_ibverbs_available`.
+"""
+
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+# TorchStore sets this itself, with a banner, if it is not set when it is imported.
+os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
+
+import torch
+from torchstore.client import LocalClient
+from torchstore.controller import Controller, ObjectType, StorageInfo
+from torchstore.storage_volume import InMemoryStore
+from torchstore.strategy import TorchStoreStrategy
+from torchstore.transport import pipe
+
+from neoproto.store.base import ObjectRef
+from neoproto.store.torchstore.client import home_volume
+from neoproto.store.torchstore.rdma import available
+from neoproto.store.values import Values
+
+
+class Placement(TorchStoreStrategy):
+    """Which volume a stock client puts into. Ours choose for themselves."""
+
+    def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]], index: Any = None) -> None:
+        super().__init__()
+        self.storage_volumes = volume_mesh
+        self.volume_id_to_coord = dict(volumes)
+        self.index = index
+
+    @classmethod
+    def get_client_id(cls) -> str:
+        return home_volume()
+
+    def select_storage_volume(self) -> tuple[Any, str]:
+        """The volume of the process's own client, or the first one if it has none."""
+        volume_id = self.get_client_id()
+        if volume_id not in self.volume_id_to_coord:
+            volume_id = next(iter(self.volume_id_to_coord))
+        return self.get_storage_volume(volume_id), volume_id
+
+
+class Storage(InMemoryStore):
+    """A volume's values: TorchStore's own (`kv`), and those of our clients beside them."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        self.values = values
+
+    async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
+        """A stock client's put: TorchStore's own, and ours under that key is gone."""
+        await super().put(key, transport_buffer, request)
+        self._drop_ours(key)
+
+    async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
+        """A stock client's get, of its own value or of one of ours."""
+        if key not in self.values.newest:
+            return await super().get(key, transport_buffer, request)
+        value = self.values.value_of(key)
+        if isinstance(value, torch.Tensor):
+            await transport_buffer.write_from(value)
+        else:
+            transport_buffer.is_object, transport_buffer.objects = True, value
+        return transport_buffer
+
+    async def get_meta(self, key: str, request: Any = None) -> Any:
+        if key not in self.values.newest:
+            return await super().get_meta(key, request)
+        info = self.values.info_of(key)
+        return (torch.Size(info.shape), getattr(torch, info.dtype)) if info.kind == "tensor" else "obj"
+
+    async def delete(self, key: str) -> None:
+        if not self._drop_ours(key):
+            await super().delete(key)
+
+    def _drop_ours(self, key: str) -> bool:
+        generation = self.values.newest.get(key)
+        if generation is not None:
+            self.values.drop(key, generation)
+        return generation is not None
+
+
+class Notes(Controller):
+    """What the index knows of stock clients' values: TorchStore's controller, its methods called directly.
+
+    Attributes:
+        keys_to_storage_volumes: key -> volume id -> what is there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_to_storage_volumes: dict[str, dict[str, StorageInfo]] = {}
+        self.is_initialized = True
+
+    def locate(self, key: str, ours: ObjectRef | None) -> dict[str, StorageInfo]:
+        """Where a key is, as TorchStore says it.
+
+        Args:
+            ours: the value of our clients under it, which is newer than any of theirs.
+
+        Raises:
+            KeyError: it is nowhere, or some of its shards are not there yet.
+        """
+        if ours is not None:
+            kind = ObjectType.TENSOR if ours.info.kind == "tensor" else ObjectType.OBJECT
+            return {ours.volume: StorageInfo(object_type=kind, tensor_slices={None})}
+        located: dict[str, StorageInfo] = Controller.locate_volumes._method(self, key)
+        return located
+
+    def note(self, key: str, request: Any, volume_id: str) -> None:
+        """Something was put; unless it is a further shard, it is all there is under the key from now on."""
+        known = self.keys_to_storage_volumes.get(key, {}).values()
+        if request.tensor_slice is None or any(i.object_type != ObjectType.TENSOR_SLICE for i in known):
+            self.keys_to_storage_volumes.pop(key, None)
+        Controller.notify_put._method(self, key, request, volume_id)
+
+    def strike(self, key: str, volume_id: str) -> None:
+        """Something is deleted."""
+        Controller.notify_delete._method(self, key, volume_id)
+
+
+def stock_client(placement: Placement) -> Any:
+    """A TorchStore client of the store, for values that TorchStore's own API put."""
+    return LocalClient(controller=placement.index, strategy=placement)
+
+
+class _PayloadFree:
+    """The index, as a stock client calls it: objects are left out of what it is told."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self.notify_put = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
+
+    def call(self, key: str, request: Any, volume_id: str) -> Any:
+        """`notify_put.call`."""
+        return self._index.notify_put.call(key, replace(request, objects=None), volume_id)
+
+
+def _attach_stock_client() -> None:
+    original = LocalClient.__init__
+
+    def attach(self: Any, controller: Any, strategy: Any) -> None:
+        ours = isinstance(strategy, Placement)
+        original(self, _PayloadFree(strategy.index) if ours else controller, strategy)
+
+    LocalClient.__init__ = attach
+
+
+_attach_stock_client()
+pipe.rdma_available = available

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from neoproto.store import MemoryStore
+from neoproto.trainer.metrics.store import store_metrics
+
+
+def test_what_the_store_holds_and_moved(store: MemoryStore) -> None:
+    ref = store.put(torch.zeros(4))
+    store.get(ref)
+    figures = asyncio.run(store_metrics())
+    assert figures["store/objects"] == 1.0
+    assert (figures["store/bytes_in"], figures["store/controller/bytes_out"]) == (16.0, 16.0)
+    assert all(type(value) is float for value in figures.values())
+    store.delete(ref)
+    assert asyncio.run(store_metrics())["store/object_bytes"] == 0.0
+
+
+def test_without_a_store_there_are_none() -> None:
+    assert asyncio.run(store_metrics()) == {}

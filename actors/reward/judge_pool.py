@@ -277,7 +277,7 @@ class JudgeChild:
         return Failure(kind="timeout", text=f"took longer than {limit:g} s")
 
     def _start(self) -> None:
-        root = str(Path(__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         # Last, so that a package of the user's that has the name of one of ours is found before it.
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
         command = [sys.executable, "-m", "neoproto", "actors.reward.judge_child"]

@@ -41,6 +41,7 @@ def spans(batch: DataProto) -> set[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.core
 def test_replicas_take_versions_on_their_own_until_the_registry_dies(tmp_path: Path) -> None:
     with Runtime.from_config({"runtime": {"run_dir": str(tmp_path)}}) as runtime:
         registry = runtime.create_worker_group(

@@ -60,6 +60,7 @@ class Pair:
         return self.call("update_KIND", DataProto.from_dict(make_batch(16, seed=seed)))
 
 
+@pytest.mark.core
 def test_new_processes_go_on_where_a_checkpoint_was_taken(tmp_path: Path, tied_llama_folder: str) -> None:
     with Runtime.from_config({"runtime": {"run_dir": str(tmp_path / "run")}}) as runtime:
         first = Pair(runtime, tied_llama_folder, "first")

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.live
 VERSIONS = 25
 
 
+@pytest.mark.core
 def test_three_replicas_follow_a_publisher_bit_for_bit_and_one_dies_with_a_lease(tmp_path: Path) -> None:
     with Runtime.from_config({"runtime": {"run_dir": str(tmp_path)}}) as runtime:
         registry = runtime.create_worker_group(

@@ -47,6 +47,7 @@ def check_replaced(command: Command, replica: str, cause: str) -> Finished:
     return done
 
 
+@pytest.mark.core
 def test_a_registry_that_dies_ends_the_run_with_its_cause(start: Start) -> None:
     command = start("+smoke=tiny", DECOUPLED, "trainer.total_training_steps=100000")
     killed = send(command, "registry", signal.SIGKILL)
@@ -71,6 +72,7 @@ def check_ended(command: Command, killed: float, said: str) -> None:
     assert command.left_after(BOUND_S) == []
 
 
+@pytest.mark.core
 def test_training_goes_on_while_one_of_two_replicas_is_replaced(start: Start) -> None:
     """Steps go on on the other; the successor takes its share afterwards."""
     two = "actor_rollout_ref.rollout.n_gpus_per_node=2"

@@ -41,6 +41,7 @@ def test_a_signal_ends_the_run_with_one_line(
     assert "Traceback" not in done.out
 
 
+@pytest.mark.core
 def test_a_killed_controller_leaves_nothing(start: Start) -> None:
     command = in_training(start)
     killed = time.monotonic()

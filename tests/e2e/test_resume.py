@@ -81,6 +81,7 @@ topology:
 """
 
 
+@pytest.mark.core
 def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path, tmp_path: Path) -> None:
     """Killed while it saves, gone on with to its end, told to do more steps: as if nothing had happened.
 

@@ -142,6 +142,7 @@ def check_model(done: Finished, start: Path) -> None:
     assert model.generation_config.eos_token_id == before.generation_config.eos_token_id
 
 
+@pytest.mark.core
 def test_ppo(start: Start, cache: Path) -> None:
     """The first run makes the model that the others find."""
     done = check_clean_end(start("--config-name", "ppo_monarch", "+smoke=tiny"))
@@ -153,6 +154,7 @@ def test_ppo(start: Start, cache: Path) -> None:
     assert not (done.folder / "logs" / "reference").exists()
 
 
+@pytest.mark.core
 def test_grpo_with_kl_in_the_loss_and_transformers_as_the_engine(start: Start, built_in_model: Path) -> None:
     kl = [
         "actor_rollout_ref.rollout.name=hf",
@@ -188,6 +190,7 @@ def check_versions(done: Finished, staleness: list[int]) -> None:
         assert row[f"{off_policy}/evicted_samples/stale"] == 0
 
 
+@pytest.mark.core
 def test_replicas_that_pull_weights_by_themselves(start: Start, built_in_model: Path) -> None:
     """PPO on two replicas that are told nothing: rollout is one batch, and so one publish, ahead."""
     two = "actor_rollout_ref.rollout.n_gpus_per_node=2"
@@ -247,6 +250,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info):
 '''
 
 
+@pytest.mark.core
 def test_own_data_reward_and_model(start: Start, built_in_model: Path, tmp_path: Path) -> None:
     """Prompts from files of which some are too long, an async reward, an own model folder, TensorBoard."""
     own = tmp_path / "own model"

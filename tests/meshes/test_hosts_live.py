@@ -20,7 +20,10 @@ pytestmark = pytest.mark.live
 BOUND_S = 15.0
 
 
-@pytest.mark.parametrize(("name", "cause"), [("SIGKILL", "signal 9"), ("SIGSTOP", "stopped by a signal")])
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [pytest.param("SIGKILL", "signal 9", marks=pytest.mark.core), ("SIGSTOP", "stopped by a signal")],
+)
 def test_a_host_that_is_lost_takes_its_workers_along_by_name(name: str, cause: str, tmp_path: Path) -> None:
     with Runtime.from_config({"runtime": {"run_dir": str(tmp_path), "stopped_timeout": 2}}) as runtime:
         group = runtime.create_worker_group(

@@ -41,6 +41,7 @@ def controller(mode: str, run_dir: Path) -> Iterator[tuple[subprocess.Popen[str]
         process.communicate()
 
 
+@pytest.mark.core
 def test_a_normal_end_is_clean_and_quiet(tmp_path: Path) -> None:
     shm, tmp = set(os.listdir("/dev/shm")), tmp_path / "run"
     with controller("close", tmp) as (process, told):
@@ -68,7 +69,7 @@ def test_an_exception_and_a_forgotten_close_leave_nothing(mode: str, tmp_path: P
 
 
 @pytest.mark.parametrize("mode", ["wait", "stuck"])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.core), "SIGHUP"])
 def test_a_signal_closes_everything(name: str, mode: str, tmp_path: Path) -> None:
     signum = signal.Signals[name]
     with controller(mode, tmp_path / "run") as (process, told):
@@ -104,7 +105,7 @@ def test_more_signals_do_not_cut_closing_short(tmp_path: Path) -> None:
     assert traces(told["run_id"], told["pid"]) == []
 
 
-@pytest.mark.parametrize("mode", ["wait", "stuck"])
+@pytest.mark.parametrize("mode", ["wait", pytest.param("stuck", marks=pytest.mark.core)])
 def test_a_killed_controller_leaves_nothing(mode: str, tmp_path: Path) -> None:
     with controller(mode, tmp_path / "run") as (process, told):
         process.kill()

@@ -96,6 +96,7 @@ class Doubler(Worker):
 """
 
 
+@pytest.mark.core
 def test_cells_call_workers_in_every_way_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])

@@ -43,6 +43,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
     assert wait_until_clean(runtime.run_id, None, 2.0) == []
 
 
+@pytest.mark.core
 def test_a_group_calls_its_ranks_in_every_way(runtime: Runtime, tmp_path: Path) -> None:
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe, 10, env={"SHAPE": "round", "COLOUR": "red"}),
@@ -184,6 +185,7 @@ def test_calls_work_on_a_running_loop(runtime: Runtime) -> None:
     asyncio.run(body())
 
 
+@pytest.mark.core
 def test_a_topology_becomes_processes_and_closing_drains(tmp_path: Path) -> None:
     topology = {
         "clusters": [
@@ -237,6 +239,7 @@ def test_a_topology_becomes_processes_and_closing_drains(tmp_path: Path) -> None
     assert wait_until_clean(runtime.run_id, None, 2.0) == []
 
 
+@pytest.mark.core
 def test_an_exception_arrives_as_itself(runtime: Runtime) -> None:
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
@@ -252,6 +255,7 @@ def test_an_exception_arrives_as_itself(runtime: Runtime) -> None:
     assert group.add(1) == [1, 1], "the group goes on"
 
 
+@pytest.mark.core
 def test_a_deadline_breaks_the_group_of_a_sync_method(runtime: Runtime) -> None:
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"
@@ -289,6 +293,7 @@ def test_a_rank_that_holds_the_interpreter_shows_its_stack(runtime: Runtime) -> 
     assert "tests/meshes/workers.py" in caught.value.stacks[1]
 
 
+@pytest.mark.core
 def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtime, tmp_path: Path) -> None:
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
@@ -313,6 +318,7 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
     assert "store-volume" not in (tmp_path / "processes.json").read_text()
 
 
+@pytest.mark.core
 def test_an_init_failure_names_its_rank_at_once(runtime: Runtime) -> None:
     pool = runtime.create_resource_pool(1, 2)
     started = time.monotonic()
@@ -336,7 +342,7 @@ def test_a_death_inside_a_collective_is_the_word_for_all(runtime: Runtime) -> No
     group.close()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGKILL, marks=pytest.mark.core), signal.SIGTERM])
 def test_a_dead_worker_is_reported_within_seconds(runtime: Runtime, signum: signal.Signals) -> None:
     pool = runtime.create_resource_pool(1, 2)
     group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool, name="probe")

@@ -42,6 +42,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     return True
 
 
+@pytest.mark.core
 def test_sync_calls_of_several_senders_have_one_order(runtime: Runtime) -> None:
     """Two workers and the controller call collectives: any two ranks in different orders would hang."""
     group = runtime.create_worker_group(
@@ -56,6 +57,7 @@ def test_sync_calls_of_several_senders_have_one_order(runtime: Runtime) -> None:
     assert two.root_clients() == [False, False], "no worker makes a root client"
 
 
+@pytest.mark.core
 def test_a_group_handed_to_a_worker_works_there_and_retains_nothing(runtime: Runtime) -> None:
     group = runtime.create_worker_group(
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="probe"

@@ -124,6 +124,7 @@ def folders(run_id: str) -> list[Path]:
     return list(Path("/tmp").glob(f"np-{run_id}-*"))
 
 
+@pytest.mark.core
 def test_groups_and_store_span_two_hosts_and_the_next_run_does_too(machines: Machines) -> None:
     for name in ("first", "second"):
         told = machines.run(f"log-{name}", "close", name)

@@ -417,7 +417,7 @@ def test_a_judge_that_dies_leaves_nothing(tmp_path: Path, whose: str) -> None:
         [sys.executable, str(program), str(path), str(pids), "0"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert owner.stdout is not None
     judge = int(owner.stdout.readline())

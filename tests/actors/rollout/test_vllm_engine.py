@@ -11,10 +11,15 @@ import pytest
 from tests.actors.engine_cases import CASES, environment
 
 pytestmark = pytest.mark.live
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("case", CASES)
+CORE = ("changing", "sampling")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=[pytest.mark.core] * (one in CORE)) for one in CASES]
+)
 def test_vllm(case: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.actors.engine_cases", case, str(tmp_path)],

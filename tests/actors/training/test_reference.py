@@ -5,7 +5,7 @@ from actors.training.ranks import Ranks
 from actors.training.reference import Reference, ReferenceOptions, ReferenceWorker
 from actors.training.torch_model import ModelOptions
 from neoproto.data import DataProto
-from tests.actors.test_policy import options
+from tests.actors.training.test_policy import options
 from tests.actors.tiny_llama import make_batch
 
 

@@ -63,6 +63,7 @@ def run_once(job: AppliedJob, name: str) -> None:
     assert (job.folder / name / "logs" / "w" / "rank1.log").read_text().startswith("rank 1 of 2 starts")
 
 
+@pytest.mark.core
 def test_two_runs_after_each_other_leave_the_hosts_as_they_were(job: AppliedJob) -> None:
     for pid in job.hosts:
         assert b"NEOPROTO_RUN_ID" not in Path(f"/proc/{pid}/environ").read_bytes()

@@ -21,7 +21,7 @@ from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.run import Run
 from neoproto.runtime.worker import Worker
 from tests.neoproto.html_reading import Page
-from tests.neoproto.runtime.test_center import Bench
+from tests.neoproto.runtime.test_call_tracker import Bench
 
 
 class Adder(Worker):

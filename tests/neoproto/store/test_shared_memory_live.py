@@ -10,7 +10,7 @@ import torch
 
 from neoproto.errors import KeyMissing, StoreError, StoreFull
 from neoproto.store import shm
-from tests.neoproto.store.test_engine_live import Cluster
+from tests.neoproto.store.torchstore.test_engine_live import Cluster
 from tests.neoproto.store.two_hosts import check_two_hosts
 
 pytestmark = pytest.mark.live
@@ -61,6 +61,7 @@ def test_references_are_read_without_messages_and_segments_recycled(cluster):
         assert "libtorch" not in maps.read(), "a volume moves bytes, and needs no torch for that"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("cluster", [{"limit_bytes": 8 * MIB}], indirect=True)
 def test_a_full_store_says_so_and_keeps_nothing(cluster):
     client = cluster.client
@@ -77,6 +78,7 @@ def test_a_full_store_says_so_and_keeps_nothing(cluster):
     assert client.stats(run=True)["reservations"] == 0
 
 
+@pytest.mark.core
 def test_snapshots_outlive_deletion_and_not_their_holder(cluster):
     client = cluster.client
     first = client.put(torch.arange(3), key="k")

@@ -67,6 +67,7 @@ def cluster(request):
     cluster.close()
 
 
+@pytest.mark.core
 def test_workers_exchange_every_kind_of_value(cluster):
     refs = cluster.on(0, "put_every_kind")
     assert len(refs) == 48
@@ -119,6 +120,7 @@ def test_rows_are_selected_where_they_are(cluster):
         cluster.client.get(ref, rows=range(100, 101))
 
 
+@pytest.mark.core
 def test_batches_travel_as_references(cluster):
     """The controller cuts, sends, collects and passes on a batch without touching a byte of its tensors."""
     with use_store(cluster.client):
@@ -163,6 +165,7 @@ def test_local_rank_strategy_gives_each_rank_a_volume(cluster):
         cluster.client.get(refs[0])
 
 
+@pytest.mark.core
 def test_stock_torchstore_clients_share_the_store(cluster):
     cluster.client.put(torch.arange(3), key="ours.tensor")
     cluster.client.put({"a": 1}, key="ours.object")

@@ -17,7 +17,7 @@ from neoproto.trainer.checkpoint.folder import problems
 from neoproto.trainer.checkpoint.history import cut_history
 from tests.actors.checkpoint_program import Trained, differing
 from tests.actors.tiny_llama import make_folder
-from tests.neoproto.trainer.test_saving import Job, without_times
+from tests.neoproto.trainer.checkpoint.test_saving import Job, without_times
 
 STEPS = 5
 

@@ -103,11 +103,11 @@ def test_neoproto_is_not_imported_by_a_package_that_hides_ours(package: Path) ->
 
 
 REWARD = """
-from actors.reward.builtin import points
+from actors.rewards import points
 from actors import RATE
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    import actors.reward.builtin as again
+    import actors.rewards as again
     assert again.points is points
     return {"score": points(solution_str), "rate": RATE}
 """

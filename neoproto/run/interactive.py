@@ -34,7 +34,7 @@ from neoproto.run.loggers import open_services
 from neoproto.run.session import Crew, RunSession, prepared_run
 from neoproto.run.starting import Starts
 from neoproto.run.stepping import Order, StepThread
-from neoproto.run.trainers import no_loss
+from neoproto.run.trainers import no_process_failure
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.stack import check_stack
 from neoproto.tables import table_html
@@ -79,7 +79,7 @@ class InteractiveTrainer:
 
     The run folder is the runtime's, and is written as a run's is (metrics, validation samples, checkpoints
     when they are due): reports read it, and a later trainer in the same `runtime.run_dir` goes on from its
-    newest checkpoint. A failed step, or the loss of a process that nobody replaces, ends the trainer; the
+    newest checkpoint. A failed step, or the death of a process that nobody replaces, ends the trainer; the
     runtime goes on.
 
     Attributes:
@@ -142,10 +142,10 @@ class InteractiveTrainer:
 
     def _others(self) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
         crew = self._started_crew
-        loss = crew.loss(self._runtime)
+        failure = crew.process_failure(self._runtime)
         return {
             "the supervision of the replicas": crew.supervisor.run,
-            "the watch over processes": lambda: no_loss(loss),
+            "the watch over processes": lambda: no_process_failure(failure),
         }
 
     @property

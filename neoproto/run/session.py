@@ -43,7 +43,7 @@ from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import Loop, loop_code, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
 from neoproto.runtime.backend import check_backend
-from neoproto.runtime.failures import Loss
+from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Placement
 from neoproto.text import first_line
 from neoproto.trainer.checkpoint.history import METRICS, PROMPTS, SAMPLES, PromptLog
@@ -147,11 +147,11 @@ def place(config: RunConfig) -> Placement:
     return placement
 
 
-def wait_for_all(futures: Collection[Future[Any]], loss: Loss) -> None:
-    """Wait until all are done. The first failure is raised, whoever is not done, and a loss meanwhile too."""
+def wait_for_all(futures: Collection[Future[Any]], failure: ProcessFailure) -> None:
+    """Wait until all are done. Raises the first failure, of one of them or of a process, as it happens."""
     pending: set[Future[Any]] = set(futures)
     while pending:
-        done, _ = wait({*pending, loss}, return_when=FIRST_COMPLETED)
+        done, _ = wait({*pending, failure}, return_when=FIRST_COMPLETED)
         for future in done:
             future.result()
         pending -= done
@@ -172,9 +172,9 @@ class Crew:
     supervisor: Supervisor
     workers: Workers
 
-    def loss(self, runtime: Runtime) -> Loss:
+    def process_failure(self, runtime: Runtime) -> ProcessFailure:
         """Fails when a process dies that nobody replaces."""
-        return runtime.watch_losses([group.name for group in self.groups.values()])
+        return runtime.watch_failures([group.name for group in self.groups.values()])
 
 
 class RunSession:
@@ -223,7 +223,9 @@ class RunSession:
             self.mark_begun(start)
             with self.trackers(start) as trackers, console.steps(self._prepared.total_steps):
                 parts = self.parts(crew, trackers, start)
-                result = train(parts, crew.replicas, crew.supervisor, crew.loss(runtime), self._own_loop)
+                result = train(
+                    parts, crew.replicas, crew.supervisor, crew.process_failure(runtime), self._own_loop
+                )
             model_dir = self._folder / MODEL
             with console.stage("writing the model"):
                 asyncio.run(self.save(crew.workers, model_dir))
@@ -309,8 +311,8 @@ class RunSession:
                 if recipe is not rollout
             }
             self.starting = [*replicas, *groups.values()]
-            loss = runtime.watch_losses([recipe.name for recipe in self._recipes])
-            wait_for_all(self.starting, loss)
+            failure = runtime.watch_failures([recipe.name for recipe in self._recipes])
+            wait_for_all(self.starting, failure)
         except DeadlineExceeded as error:
             more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
             raise NeoProtoError(f"{first_line(error)}; {more}") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from neoproto.errors import NeoProtoError
-from neoproto.runtime.failures import Loss
+from neoproto.runtime.failures import ProcessFailure
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.checkpoint.resume import OWN_LOOP_NONE, code_of
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
@@ -40,7 +40,7 @@ def train(
     parts: TrainingParts,
     replicas: ReplicaSet,
     supervisor: Supervisor,
-    loss: Loss,
+    failure: ProcessFailure,
     own_loop: Loop | None = None,
 ) -> TrainingResult:
     """Run a loop to its end: the user's own, or that of the configured mode.
@@ -48,7 +48,7 @@ def train(
     Args:
         replicas: those of `parts.workers.rollout`.
         supervisor: of these replicas.
-        loss: fails when a process dies that nobody replaces.
+        failure: fails when a process dies that nobody replaces.
     """
     if own_loop is not None:
         training = own_training(own_loop, parts)
@@ -56,7 +56,10 @@ def train(
         training = SyncTrainer(parts).run()
     else:
         training = AsyncTrainer(parts, replicas, replicas.replicas).run()
-    others = {"the supervision of the replicas": supervisor.run(), "the watch over processes": no_loss(loss)}
+    others = {
+        "the supervision of the replicas": supervisor.run(),
+        "the watch over processes": no_process_failure(failure),
+    }
     return asyncio.run(beside(training, others))
 
 
@@ -79,6 +82,6 @@ async def own_training(loop: Loop, parts: TrainingParts) -> TrainingResult:
     return result
 
 
-async def no_loss(loss: Loss) -> None:
-    """Wait for a process to be lost, which is raised: what waits for others would notice it only later."""
-    await asyncio.shield(asyncio.wrap_future(loss))
+async def no_process_failure(failure: ProcessFailure) -> None:
+    """Wait until a process dies, and raise that: what waits for others would notice it only later."""
+    await asyncio.shield(asyncio.wrap_future(failure))

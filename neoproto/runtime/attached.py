@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, RuntimeClosed
+from neoproto.runtime.base import RuntimeBase
 from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.call_tracker import Submission
 from neoproto.runtime.deadline import DeadlineWatch
@@ -25,8 +26,7 @@ from neoproto.runtime.placement import DeviceType
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.relay import AttachSpec, CallRequest, CancelRequest, Request, TaskRequest
-from neoproto.runtime.run import Run
-from neoproto.runtime.wire import Failure, decode, decode_failure, encode
+from neoproto.runtime.wire import RemoteFailure, decode, decode_failure, encode
 from neoproto.runtime.worker import ClassWithInitArgs
 
 GRACE_S = 5.0
@@ -34,7 +34,7 @@ GRACE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupTicket:
+class CreatedGroup:
     """What the root answers when it has made a group for a worker."""
 
     key: str
@@ -42,7 +42,7 @@ class GroupTicket:
     world_size: int
 
 
-class AttachedRuntime(Run):
+class AttachedRuntime(RuntimeBase):
     """A worker's part in the run. Its groups end with it; the run and its store are not its to close."""
 
     def __init__(self, spec: AttachSpec, send: Callable[[Request], None]) -> None:
@@ -82,7 +82,7 @@ class AttachedRuntime(Run):
         """See `Runtime.create_worker_group`. The group ends with this worker process at the latest."""
         tables = method_tables(workers)
         self._reaper.start()
-        ticket: GroupTicket = self._ask("create_worker_group", workers, on, name, timeout)
+        ticket: CreatedGroup = self._ask("create_worker_group", workers, on, name, timeout)
         link = RelayedLink(self, ticket.key, ticket.name, ticket.world_size)
         return WorkerGroup(link, tables, on, self._close_group, self._reaper.enqueue)
 
@@ -130,7 +130,7 @@ class AttachedRuntime(Run):
         self._pending.pop(number, None)
         self._send(CancelRequest(number=number))
 
-    def on_answer(self, number: int, _: int, outcome: Failure | bytes) -> None:
+    def on_answer(self, number: int, _: int, outcome: RemoteFailure | bytes) -> None:
         """The root has answered. Runs on the backend's thread."""
         call = self._pending.pop(number, None)
         if call is not None:
@@ -205,8 +205,8 @@ class RelayedCall(RemoteCall[Any]):
         self._keeps = None
         return settled
 
-    def _decoded(self, raw: Failure | bytes) -> Any:
-        if isinstance(raw, Failure):
+    def _decoded(self, raw: RemoteFailure | bytes) -> Any:
+        if isinstance(raw, RemoteFailure):
             raise decode_failure(raw)
         return self._decode(raw)
 
@@ -250,9 +250,11 @@ class RelayedLink:
         self._runtime.start(call, request)
         return call
 
-    def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
-        places: Sequence[dict[str, tuple[int, bool]]] = self._runtime._ask("mesh_places", self.key, role)
-        return places
+    def mesh_ranks(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
+        ranks_in_mesh: Sequence[dict[str, tuple[int, bool]]] = self._runtime._ask(
+            "mesh_ranks", self.key, role
+        )
+        return ranks_in_mesh
 
 
 _attached: AttachedRuntime | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from neoproto.errors import ConfigError
 from neoproto.runtime.executor import CallStatus
-from neoproto.runtime.wire import CallHeader, Failure
+from neoproto.runtime.wire import CallHeader, RemoteFailure
 
 if TYPE_CHECKING:
     from neoproto.runtime.placement import Placement
@@ -28,7 +28,7 @@ STORE_KEY = "/store"
 TOPOLOGY_COMPILER = "meshes.common.topology:compile_here"
 GPU_COUNTER = "meshes.common.machine:gpu_count"
 
-OnReply = Callable[[int, int, Failure | bytes], None]
+OnReply = Callable[[int, int, RemoteFailure | bytes], None]
 """(call id, rank, outcome); must not block."""
 OnDeath = Callable[[str, int, str | None], None]
 """(group key, rank, cause in words); first with None if the death is known before its cause. Of the

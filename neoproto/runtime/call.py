@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from neoproto.runtime.display import call_html
-from neoproto.runtime.wire import Failure
+from neoproto.runtime.wire import RemoteFailure
 from neoproto.tables import LONGEST_CELL
 from neoproto.text import cut, first_line
 
@@ -136,7 +136,7 @@ class RemoteCall(Generic[T]):
             return "under way"
         if error is not None:
             return cut(f"failed: {type(error).__name__}: {first_line(error)}", LONGEST_CELL)
-        if isinstance(raw, Failure):
+        if isinstance(raw, RemoteFailure):
             return cut(f"failed: {raw.type_name}: {raw.message.strip().partition(chr(10))[0]}", LONGEST_CELL)
         return "ended with a result"
 
@@ -157,7 +157,7 @@ class RemoteCall(Generic[T]):
 
     def _failed(self) -> bool:
         """Whether an ended call ended with an exception."""
-        return self._error is not None or isinstance(self._raw, Failure)
+        return self._error is not None or isinstance(self._raw, RemoteFailure)
 
     def _value(self) -> T:
         if self._error is None and self._convert is not None:

@@ -26,8 +26,8 @@ from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.deadline import DeadlineWatch
 from neoproto.runtime.display import call_facts
 from neoproto.runtime.executor import CallStatus
-from neoproto.runtime.group_state import Members
-from neoproto.runtime.wire import CANCEL, CallHeader, Failure, decode, decode_failure
+from neoproto.runtime.group_state import GroupState
+from neoproto.runtime.wire import CANCEL, CallHeader, RemoteFailure, decode, decode_failure
 
 Collect = Callable[[list[Any]], Any]
 
@@ -68,29 +68,29 @@ class Submission:
 class PendingCall(RemoteCall[Any]):
     """A call to some ranks of one group."""
 
-    def __init__(self, center: CallCenter, members: Members, call_id: int, submission: Submission) -> None:
+    def __init__(self, tracker: CallTracker, group: GroupState, call_id: int, submission: Submission) -> None:
         super().__init__(self._collect)
-        self.call_id, self.members = call_id, members
+        self.call_id, self.group = call_id, group
         self.method, self.is_async = submission.method, submission.is_async
         self.deadline, self.submitted = submission.deadline, time.monotonic()
-        self.replies: dict[int, Failure | bytes | None] = dict.fromkeys(submission.ranks)
+        self.replies: dict[int, RemoteFailure | bytes | None] = dict.fromkeys(submission.ranks)
         self.missing = len(self.replies)
-        self.failure: Failure | None = None
+        self.failure: RemoteFailure | None = None
         self.keeps = submission.keeps
-        self._center, self._collect_results = center, submission.collect
+        self._tracker, self._collect_results = tracker, submission.collect
 
     def cancel(self) -> bool:
-        if not self._center.end_early(
-            self, error=CallCancelled(f"{self.members.name}.{self.method} was cancelled")
+        if not self._tracker.end_early(
+            self, error=CallCancelled(f"{self.group.name}.{self.method} was cancelled")
         ):
             return False
         if self.is_async:
             header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
-            self.members.processes.send(tuple(self.replies), header, b"")
+            self.group.processes.send(tuple(self.replies), header, b"")
         return True
 
     def _title(self) -> str:
-        return f"RemoteCall {self.members.name}.{self.method}"
+        return f"RemoteCall {self.group.name}.{self.method}"
 
     def _facts(self) -> dict[str, str]:
         answered = [rank for rank, reply in self.replies.items() if reply is not None]
@@ -106,35 +106,35 @@ class PendingCall(RemoteCall[Any]):
         """Ranks that have not answered."""
         return [rank for rank, reply in self.replies.items() if reply is None]
 
-    def _collect(self, raw: Failure | dict[int, bytes]) -> Any:
-        if isinstance(raw, Failure):
+    def _collect(self, raw: RemoteFailure | dict[int, bytes]) -> Any:
+        if isinstance(raw, RemoteFailure):
             raise decode_failure(raw)
         return self._collect_results([decode(reply) for reply in raw.values()])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Remainder:
+class _Abandoned:
     """Ranks that may still run a sync call that has ended for its caller."""
 
-    members: Members
+    group: GroupState
     method: str
     ranks: set[int]
 
 
-class CallCenter:
+class CallTracker:
     """All calls of this process to all groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: dict[int, PendingCall] = {}
-        self._remainders: dict[int, _Remainder] = {}
+        self._abandoned: dict[int, _Abandoned] = {}
         self._next_id = random.SystemRandom().getrandbits(40) << 20
         self._watch = DeadlineWatch()
         self._watched = 0
         self._closed: str | None = None
         self._draining = False
 
-    def start(self, members: Members, submission: Submission, *, relayed: bool = False) -> PendingCall:
+    def start(self, group: GroupState, submission: Submission, *, relayed: bool = False) -> PendingCall:
         """Number, register and send a call.
 
         Args:
@@ -147,13 +147,13 @@ class CallCenter:
             if self._closed is not None and not (relayed and self._draining):
                 raise RuntimeClosed(self._closed)
             self._next_id += 1
-            call = PendingCall(self, members, self._next_id, submission)
+            call = PendingCall(self, group, self._next_id, submission)
             self._pending[call.call_id] = call
         try:
-            may_be_sent = members.admit(call.replies)
+            may_be_sent = group.admit(call.replies)
             if call.deadline <= call.submitted:  # over before it began: no rank hears of it
                 elapsed = max(0.0, call.deadline - call.submitted)
-                late = DeadlineExceeded(call.method, members.name, list(call.replies), elapsed)
+                late = DeadlineExceeded(call.method, group.name, list(call.replies), elapsed)
                 self.settle(call, error=late)
                 return call
             if may_be_sent:
@@ -167,11 +167,11 @@ class CallCenter:
 
     def _send(self, call: PendingCall, submission: Submission) -> None:
         budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
-        members = call.members
+        group = call.group
         ranks: tuple[int, ...] | None = None
         sequence: int | tuple[int, ...] | None = None
         if not call.is_async:
-            sequence, ranks = members.take_places(call.replies)
+            sequence, ranks = group.take_turns(call.replies)
         header = CallHeader(
             call_id=call.call_id,
             role=submission.role,
@@ -182,16 +182,14 @@ class CallCenter:
         )
         try:
             for some, payload in submission.sends:
-                members.processes.send(some, header, payload)
+                group.processes.send(some, header, payload)
         except BaseException:
             if sequence is not None:
-                # Some ranks would wait for this place for ever.
-                members.mark_broken(
-                    f"{members.name} is broken: {call.method} could not be sent to all its ranks"
-                )
+                # Some ranks would wait for this turn for ever.
+                group.mark_broken(f"{group.name} is broken: {call.method} could not be sent to all its ranks")
             raise
 
-    def on_reply(self, call_id: int, rank: int, outcome: Failure | bytes) -> None:
+    def on_reply(self, call_id: int, rank: int, outcome: RemoteFailure | bytes) -> None:
         """A rank has answered. Runs on the backend's thread: settles, never blocks."""
         call = self._pending.get(call_id)
         if call is None:
@@ -203,12 +201,12 @@ class CallCenter:
             call.replies[rank] = outcome
             call.missing -= 1
             complete = call.missing == 0
-            first_failure = call.failure is None and isinstance(outcome, Failure)
-            if isinstance(outcome, Failure):
+            first_failure = call.failure is None and isinstance(outcome, RemoteFailure)
+            if isinstance(outcome, RemoteFailure):
                 call.failure = call.failure or outcome
-        if isinstance(outcome, Failure) and outcome.broken:
-            call.members.mark_broken(outcome.message)
-            self._fail_behind(call.members, call_id, stuck={rank}, mute=set())
+        if isinstance(outcome, RemoteFailure) and outcome.broken:
+            call.group.mark_broken(outcome.message)
+            self._fail_behind(call.group, call_id, stuck={rank}, mute=set())
             complete = True
         if complete:
             self.settle(call, raw=call.failure or call.replies)
@@ -217,23 +215,23 @@ class CallCenter:
 
     def _end_hold(self, call_id: int) -> None:
         call = self._pending.get(call_id)
-        if call is not None and not call.members.is_dying(call.silent_ranks()):  # else `on_death` settles it
+        if call is not None and not call.group.is_dying(call.silent_ranks()):  # else `on_death` settles it
             self.end_early(call, raw=call.failure)
 
     def _answered_late(self, call_id: int, rank: int) -> None:
         with self._lock:
-            remainder = self._remainders.get(call_id)
-            if remainder is not None:
-                remainder.ranks.discard(rank)
-                if not remainder.ranks:
-                    del self._remainders[call_id]
+            abandoned = self._abandoned.get(call_id)
+            if abandoned is not None:
+                abandoned.ranks.discard(rank)
+                if not abandoned.ranks:
+                    del self._abandoned[call_id]
 
-    def on_death(self, members: Members, rank: int) -> None:
-        """Settle what waits for a rank that `members` already counts as dead."""
-        error = members.death_of(rank)
+    def on_death(self, group: GroupState, rank: int) -> None:
+        """Settle what waits for a rank that `group` already counts as dead."""
+        error = group.death_of(rank)
         with self._lock:
             waiting = [
-                call for call in self._pending.values() if call.members is members and rank in call.replies
+                call for call in self._pending.values() if call.group is group and rank in call.replies
             ]
         for call in waiting:
             if call.replies[rank] is None:
@@ -242,10 +240,10 @@ class CallCenter:
     def end_early(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
         """`settle` a call that ranks may still run, and watch these until its deadline."""
         if not call.is_async and call.deadline != math.inf and not call.done():
-            remainder = _Remainder(members=call.members, method=call.method, ranks=set(call.silent_ranks()))
+            abandoned = _Abandoned(group=call.group, method=call.method, ranks=set(call.silent_ranks()))
             with self._lock:
-                self._remainders[call.call_id] = remainder
-            self._watch.add(call.deadline, _Due(self._check_remainder, call.call_id))
+                self._abandoned[call.call_id] = abandoned
+            self._watch.add(call.deadline, _Due(self._check_abandoned, call.call_id))
         return self.settle(call, raw, error)
 
     def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
@@ -255,13 +253,13 @@ class CallCenter:
         call.keeps = None
         return settled
 
-    def fail_all(self, members: Members | None, reason: str) -> None:
+    def fail_all(self, group: GroupState | None, reason: str) -> None:
         """End every call under way, of one group or of all, with `RuntimeClosed`."""
         with self._lock:
-            ended = [call for call in self._pending.values() if members is None or call.members is members]
-            for call_id, one in list(self._remainders.items()):
-                if members is None or one.members is members:
-                    del self._remainders[call_id]
+            ended = [call for call in self._pending.values() if group is None or call.group is group]
+            for call_id, one in list(self._abandoned.items()):
+                if group is None or one.group is group:
+                    del self._abandoned[call_id]
         for call in ended:
             self.settle(call, error=RuntimeClosed(reason))
 
@@ -290,8 +288,7 @@ class CallCenter:
             self._watched = len(self._pending)
             self._watch.prune(
                 lambda due: (
-                    isinstance(due, _Due)
-                    and (due.call_id in self._pending or due.call_id in self._remainders)
+                    isinstance(due, _Due) and (due.call_id in self._pending or due.call_id in self._abandoned)
                 )
             )
 
@@ -307,61 +304,61 @@ class CallCenter:
 
     def _report_expiry(self, call: PendingCall) -> None:
         elapsed = call.deadline - call.submitted
-        members, silent = call.members, call.silent_ranks()
-        statuses = members.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
+        group, silent = call.group, call.silent_ranks()
+        statuses = group.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
         if not call.is_async:
-            self._break_if_running(members, call.method, call.call_id, call.silent_ranks(), statuses)
+            self._break_if_running(group, call.method, call.call_id, call.silent_ranks(), statuses)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
         mute = [rank for rank in silent if rank not in statuses]
         if mute and not call.done():
-            stacks |= members.processes.stacks(mute)
-        self.settle(call, error=DeadlineExceeded(call.method, members.name, silent, elapsed, stacks))
+            stacks |= group.processes.stacks(mute)
+        self.settle(call, error=DeadlineExceeded(call.method, group.name, silent, elapsed, stacks))
 
-    def _check_remainder(self, call_id: int) -> None:
+    def _check_abandoned(self, call_id: int) -> None:
         """The deadline has passed of a call that had ended for its caller before."""
         with self._lock:
-            remainder = self._remainders.pop(call_id, None)
-        if remainder is not None:
+            abandoned = self._abandoned.pop(call_id, None)
+        if abandoned is not None:
             threading.Thread(
-                target=self._ask_remainder, args=(call_id, remainder), name="neoproto-expiry", daemon=True
+                target=self._ask_abandoned, args=(call_id, abandoned), name="neoproto-expiry", daemon=True
             ).start()
 
-    def _ask_remainder(self, call_id: int, remainder: _Remainder) -> None:
-        members = remainder.members
-        if members.closed is not None:
+    def _ask_abandoned(self, call_id: int, abandoned: _Abandoned) -> None:
+        group = abandoned.group
+        if group.closed is not None:
             return
-        silent = [rank for rank in remainder.ranks if not members.is_dying([rank])]
-        statuses = members.processes.statuses(silent, call_id, STATUS_TIMEOUT_S)
-        self._break_if_running(members, remainder.method, call_id, silent, statuses)
+        silent = [rank for rank in abandoned.ranks if not group.is_dying([rank])]
+        statuses = group.processes.statuses(silent, call_id, STATUS_TIMEOUT_S)
+        self._break_if_running(group, abandoned.method, call_id, silent, statuses)
 
     def _break_if_running(
         self,
-        members: Members,
+        group: GroupState,
         method: str,
         call_id: int,
         silent: Sequence[int],
         statuses: Mapping[int, CallStatus],
     ) -> None:
         """Break the group if a sync call past its deadline runs on a rank, or if the rank does not say."""
-        mute = {rank for rank in silent if rank not in statuses and not members.is_dying([rank])}
+        mute = {rank for rank in silent if rank not in statuses and not group.is_dying([rank])}
         runs = {rank for rank, status in statuses.items() if status.state == "running"}
         running = [rank for rank in silent if rank in mute or rank in runs]
-        if running and members.closed is None:
-            reason = f"{members.name} is broken: {method} overran its deadline on rank(s) {running}"
-            members.mark_broken(reason)
-            members.processes.break_group(running, reason)
-            self._fail_behind(members, call_id, stuck=set(running), mute=mute)
+        if running and group.closed is None:
+            reason = f"{group.name} is broken: {method} overran its deadline on rank(s) {running}"
+            group.mark_broken(reason)
+            group.processes.break_group(running, reason)
+            self._fail_behind(group, call_id, stuck=set(running), mute=mute)
 
-    def _fail_behind(self, members: Members, call_id: int, *, stuck: set[int], mute: set[int]) -> None:
+    def _fail_behind(self, group: GroupState, call_id: int, *, stuck: set[int], mute: set[int]) -> None:
         """End what waits behind a call of a broken group, which may run for ever.
 
         Args:
             stuck: ranks that run it. A call that waits there keeps its other ranks waiting too.
             mute: those of them that do nothing else, async methods included.
         """
-        error = GroupBroken(members.broken)
+        error = GroupBroken(group.broken)
         with self._lock:  # in the order of submission
-            others = [call for call in self._pending.values() if call.members is members]
+            others = [call for call in self._pending.values() if call.group is group]
         for call in others:
             waits_for = mute if call.is_async else stuck
             if call.call_id == call_id or waits_for.isdisjoint(call.silent_ranks()):

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Share = tuple[tuple[Any, ...], dict[str, Any]]
 """One rank's positional and keyword arguments."""
-MeshPlaces = Sequence[tuple[int, bool]]
+MeshRanks = Sequence[tuple[int, bool]]
 """For each rank: its data-parallel rank, and whether results are taken from it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CallPlan:
     """What a call sends and how its results become a value.
 
     Attributes:
@@ -41,13 +41,13 @@ def plan_call(
     kwargs: Mapping[str, Any],
     *,
     size: int,
-    mesh_places: Callable[[str], MeshPlaces],
-) -> Plan:
-    """Plan a call to a group or view of `size` ranks.
+    mesh_ranks: Callable[[str], MeshRanks],
+) -> CallPlan:
+    """CallPlan a call to a group or view of `size` ranks.
 
     Args:
         group: what a user's own dispatch functions are given.
-        mesh_places: looks a device mesh up by name; asked only for mesh dispatch.
+        mesh_ranks: looks a device mesh up by name; asked only for mesh dispatch.
 
     Raises:
         ValueError: lists of the wrong length, or batches that do not divide and are not padded.
@@ -56,16 +56,16 @@ def plan_call(
     everyone = range(size)
     mode = spec.dispatch_mode
     if spec.execute_mode is Execute.RANK_ZERO or mode is Dispatch.RANK_ZERO:
-        return Plan(sends=[((0,), encode((args, dict(kwargs))))], collect=_only)
+        return CallPlan(sends=[((0,), encode((args, dict(kwargs))))], collect=_only)
     if mode is Dispatch.ONE_TO_ALL:
-        return Plan(sends=[(everyone, encode((args, dict(kwargs))))], collect=list)
+        return CallPlan(sends=[(everyone, encode((args, dict(kwargs))))], collect=list)
     if isinstance(mode, CustomDispatch):
         shares = _shares_of_lists(*mode.dispatch_fn(group, *args, **kwargs), size=size)
         return _plan_shares(shares, lambda results: mode.collect_fn(group, results))
     if mode in (Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE):
         return _plan_shares(_shares_of_lists(args, dict(kwargs), size=size), list)
     if isinstance(mode, MeshDispatch):
-        return _plan_mesh(spec, args, kwargs, mesh_places(mode.mesh_name))
+        return _plan_mesh(spec, args, kwargs, mesh_ranks(mode.mesh_name))
     if mode is Dispatch.DP_COMPUTE_PROTO_WITH_FUNC and not (args and callable(args[0])):
         raise TypeError(f"{mode.name} needs a function as its first argument, got {args[:1]!r}")
     shares, split = _split_batches(args, kwargs, size, pad=spec.pad)
@@ -74,29 +74,31 @@ def plan_call(
     return _plan_shares(shares, split.collect)
 
 
-def _plan_shares(shares: Sequence[Share], collect: Callable[[list[Any]], Any]) -> Plan:
-    return Plan(sends=[((rank,), encode(share)) for rank, share in enumerate(shares)], collect=collect)
+def _plan_shares(shares: Sequence[Share], collect: Callable[[list[Any]], Any]) -> CallPlan:
+    return CallPlan(sends=[((rank,), encode(share)) for rank, share in enumerate(shares)], collect=collect)
 
 
 def _plan_mesh(
-    spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], places: MeshPlaces
-) -> Plan:
-    dp_ranks = sorted({dp_rank for dp_rank, _ in places})  # a view may hold some of them only
+    spec: MethodSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any], ranks_in_mesh: MeshRanks
+) -> CallPlan:
+    dp_ranks = sorted({dp_rank for dp_rank, _ in ranks_in_mesh})  # a view may hold some of them only
     shares, split = _split_batches(args, kwargs, len(dp_ranks), pad=spec.pad)
     sends = []
     order = []
     for dp_rank, share in zip(dp_ranks, shares, strict=True):
-        ranks = [rank for rank, (own, _) in enumerate(places) if own == dp_rank]
+        ranks = [rank for rank, (own, _) in enumerate(ranks_in_mesh) if own == dp_rank]
         sends.append((ranks, encode(share)))
         order += ranks
-    sources = [position for position, rank in enumerate(order) if places[rank][1]]
-    if [places[order[position]][0] for position in sources] != dp_ranks:
-        raise ValueError(f"one rank of each data-parallel rank must collect results, got {list(places)}")
+    sources = [position for position, rank in enumerate(order) if ranks_in_mesh[rank][1]]
+    if [ranks_in_mesh[order[position]][0] for position in sources] != dp_ranks:
+        raise ValueError(
+            f"one rank of each data-parallel rank must collect results, got {list(ranks_in_mesh)}"
+        )
 
     def collect(results: list[Any]) -> Any:
         return split.collect([results[position] for position in sources])
 
-    return Plan(sends=sends, collect=collect)
+    return CallPlan(sends=sends, collect=collect)
 
 
 def _shares_of_lists(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, size: int) -> list[Share]:
@@ -130,15 +132,15 @@ def _split_batches(
         raise TypeError("this method's arguments are split by rank, but none of them is a DataProto")
     split: RankSplit | None = None
 
-    def spread(value: Any) -> Sequence[Any]:
+    def split_or_repeat(value: Any) -> Sequence[Any]:
         nonlocal split
         if not isinstance(value, DataProto):
             return (value,) * chunks
         split = split_for_ranks(value, chunks, pad=pad)
         return split.chunks
 
-    split_args = [spread(value) for value in args]
-    split_kwargs = {key: spread(value) for key, value in kwargs.items()}
+    split_args = [split_or_repeat(value) for value in args]
+    split_kwargs = {key: split_or_repeat(value) for key, value in kwargs.items()}
     shares = [
         (tuple(parts[i] for parts in split_args), {key: parts[i] for key, parts in split_kwargs.items()})
         for i in range(chunks)

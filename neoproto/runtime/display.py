@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from neoproto.tables import MOST_ROWS, short, table_html
 
 if TYPE_CHECKING:
+    from neoproto.runtime.base import RuntimeBase
     from neoproto.runtime.group import RemoteWorkerGroup
-    from neoproto.runtime.group_state import Members
+    from neoproto.runtime.group_state import GroupState
     from neoproto.runtime.placement import Placement
     from neoproto.runtime.pool import ResourcePool
-    from neoproto.runtime.run import Run
 
 MODEL_COLUMNS = (
     "model",
@@ -114,53 +114,53 @@ def call_facts(
 
 def group_html(group: RemoteWorkerGroup, ranks: Sequence[int], methods: Iterable[str], role: str) -> str:
     """A group or view: its state, its methods, and its processes if they are of this process's runtime."""
-    members: Members | None = getattr(group._link, "members", None)
+    state: GroupState | None = getattr(group._link, "state", None)
     title = f"{type(group).__name__} {group.name}" + (f", role {role}" if role else "")
     rows: list[tuple[str, object]] = [("ranks", f"{len(ranks):,}: {spans(ranks)}")]
-    if members is not None:
-        rows.append(("state", group_state(members)))
+    if state is not None:
+        rows.append(("state", state_text(state)))
     roles = [name for name in getattr(group, "_roles", ()) if name]
     rows.append(
         ("roles", ", ".join(sorted(roles))) if roles else ("methods", ", ".join(sorted(methods)) or "–")
     )
     whole = table_html(title, (), rows)
-    if members is None:
+    if state is None:
         return whole
-    infos = members.processes.processes
+    infos = state.processes.processes
     processes = [
-        (rank, infos[rank].host, infos[rank].pid, _rank_state(members, rank)) for rank in ranks[:MOST_ROWS]
+        (rank, infos[rank].host, infos[rank].pid, _rank_state(state, rank)) for rank in ranks[:MOST_ROWS]
     ]
     return whole + table_html("processes", ("rank", "host", "pid", "state"), processes, total=len(ranks))
 
 
-def run_html(run: Run, state: str, groups: Iterable[Members]) -> str:
+def run_html(run: RuntimeBase, state: str, groups: Iterable[GroupState]) -> str:
     """A runtime: its folder, its worker groups, and the topology if it has one."""
     rows = [("state", state), ("run folder", str(run.run_dir)), ("run id", run.run_id)]
     whole = table_html(type(run).__name__, (), rows)
     placement = run.placement
     if placement is not None:
         whole += placement_html(placement)
-    listed = [(one.name, one.world_size, group_state(one)) for one in groups]
+    listed = [(one.name, one.world_size, state_text(one)) for one in groups]
     return whole + table_html("Worker groups", ("group", "ranks", "state"), listed)
 
 
-def group_state(members: Members) -> str:
+def state_text(state: GroupState) -> str:
     """Whether a group takes calls."""
-    if members.closed is not None:
+    if state.closed is not None:
         return "closed"
-    if members.broken is not None:
-        return f"broken: {members.broken}"
-    living = set(members.living())
-    gone = [rank for rank in range(members.world_size) if rank not in living]
+    if state.broken is not None:
+        return f"broken: {state.broken}"
+    living = set(state.living())
+    gone = [rank for rank in range(state.world_size) if rank not in living]
     return f"open, without rank(s) {spans(gone)}" if gone else "open"
 
 
-def _rank_state(members: Members, rank: int) -> str:
-    if members.closed is not None:
+def _rank_state(state: GroupState, rank: int) -> str:
+    if state.closed is not None:
         return "released"
-    if not members.is_dying([rank]):
+    if not state.is_dying([rank]):
         return "alive"
-    death = members.deaths.get(rank)
+    death = state.deaths.get(rank)
     return "gone" if death is None else f"died: {short(death.cause)}"
 
 

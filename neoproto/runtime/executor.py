@@ -25,11 +25,20 @@ from typing import Any
 from neoproto import trace
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
 from neoproto.runtime.deadline import set_deadline
-from neoproto.runtime.wire import CANCEL, INIT, LAST, CallHeader, Failure, decode, encode, encode_failure
+from neoproto.runtime.wire import (
+    CANCEL,
+    INIT,
+    LAST,
+    CallHeader,
+    RemoteFailure,
+    decode,
+    encode,
+    encode_failure,
+)
 from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
 from neoproto.user_code import end_fork
 
-Reply = Callable[[Failure | bytes], None]
+Reply = Callable[[RemoteFailure | bytes], None]
 """Sends the outcome of one call home; may be used on any thread."""
 
 LATE_S = 1.0
@@ -132,7 +141,7 @@ class _State:
     """What the loop and the threads share; guarded by the executor's lock.
 
     Attributes:
-        next_place, waiting: the number of the sync call that is next, and those that came before their turn.
+        next_turn, waiting: the number of the sync call that is next, and those that came before their turn.
         queued: by id, the sync calls that have not begun.
         unfinished: calls of both kinds that were taken and have not ended.
         running: the sync call that runs.
@@ -140,7 +149,7 @@ class _State:
         admitting: whether more calls may come.
     """
 
-    next_place: int = 0
+    next_turn: int = 0
     waiting: dict[int, _SyncCall] = field(default_factory=dict)
     queued: dict[int, _SyncCall] = field(default_factory=dict)
     unfinished: int = 0
@@ -178,13 +187,13 @@ class WorkerExecutor:
         self._thread.start()
 
     def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
-        """Take a call: it has its place in the order, or its turn on the loop, when this returns."""
+        """Take a call: it has its turn in the order, or its turn on the loop, when this returns."""
         deadline = math.inf if header.budget_s is None else time.monotonic() + header.budget_s
         context = self._context.copy()
-        place = header.place(self.identity.rank)
-        if place is not None:
+        turn = header.turn(self.identity.rank)
+        if turn is not None:
             call = _SyncCall(header=header, payload=payload, reply=reply, context=context, deadline=deadline)
-            self._enqueue(place, call)
+            self._enqueue(turn, call)
         elif header.method == LAST:
             with self._lock:
                 self._state.admitting = False
@@ -199,21 +208,21 @@ class WorkerExecutor:
             run = functools.partial(self._start_async, header, payload, reply, deadline)
             self._loop.call_soon_threadsafe(run, context=context)
 
-    def _enqueue(self, place: int, call: _SyncCall) -> None:
+    def _enqueue(self, turn: int, call: _SyncCall) -> None:
         with self._lock:
             state = self._state
-            state.waiting[place] = state.queued[call.header.call_id] = call
+            state.waiting[turn] = state.queued[call.header.call_id] = call
             state.unfinished += 1
-            while state.next_place in state.waiting:
-                self._ready.put(state.waiting.pop(state.next_place))
-                state.next_place += 1
+            while state.next_turn in state.waiting:
+                self._ready.put(state.waiting.pop(state.next_turn))
+                state.next_turn += 1
             self._note_overrun()
             overrun = state.broken is not None and state.running is not None
         if overrun:  # its turn may never come
             self._refuse(call)
 
     def _refuse(self, call: _SyncCall) -> None:
-        """Answer a call ahead of its turn. It keeps its place, and the thread passes over it."""
+        """Answer a call ahead of its turn. It keeps its turn, and the thread passes over it."""
         call.refused = True
         call.reply(self._failure(GroupBroken(self._state.broken)))
 
@@ -271,7 +280,7 @@ class WorkerExecutor:
             if not call.refused:
                 call.reply(outcome)
 
-    def _run_sync(self, call: _SyncCall) -> Failure | bytes:
+    def _run_sync(self, call: _SyncCall) -> RemoteFailure | bytes:
         with self._lock:
             del self._state.queued[call.header.call_id]
             refusal = self._refusal_locked()
@@ -346,7 +355,7 @@ class WorkerExecutor:
     async def _run_async(self, header: CallHeader, payload: bytes, reply: Reply, deadline: float) -> None:
         set_deadline(deadline)
         _in_method.set(True)
-        outcome: Failure | bytes
+        outcome: RemoteFailure | bytes
         pid, raised = os.getpid(), None
         try:
             args, kwargs = decode(payload)
@@ -368,7 +377,7 @@ class WorkerExecutor:
         """In the trace. A call without a deadline lasts as long as the run and would cover all others."""
         return nullcontext() if header.budget_s is None else trace.span(header.method, "call")
 
-    def _cancelled(self, header: CallHeader) -> Failure:
+    def _cancelled(self, header: CallHeader) -> RemoteFailure:
         return self._failure(CallCancelled(f"{header.method} was cancelled"))
 
     def _cancel(self, call_id: int) -> None:
@@ -388,7 +397,7 @@ class WorkerExecutor:
         method: Callable[..., Any] = getattr(worker, header.method)
         return method
 
-    def _failure(self, error: BaseException) -> Failure:
+    def _failure(self, error: BaseException) -> RemoteFailure:
         error = _as_exception(error)
         return encode_failure(error, self._where, broken=isinstance(error, GroupBroken))
 

@@ -6,28 +6,28 @@ import threading
 from collections.abc import Collection
 from concurrent.futures import Future
 
-Loss = Future[None]
+ProcessFailure = Future[None]
 """Fails with the death of a process; has no other end."""
 
 
-class Losses:
+class ProcessFailures:
     """Deaths by group, and of the object store, for those who watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lost: dict[str | None, Exception] = {}
-        self._watched: list[tuple[frozenset[str | None], Loss]] = []
+        self._watched: list[tuple[frozenset[str | None], ProcessFailure]] = []
 
-    def watch(self, groups: Collection[str]) -> Loss:
+    def watch(self, groups: Collection[str]) -> ProcessFailure:
         """Watch some groups, by name, and the object store; what died before counts too."""
-        loss = Loss()
+        failure = ProcessFailure()
         wanted = frozenset[str | None]((*groups, None))
         with self._lock:
-            self._watched.append((wanted, loss))
+            self._watched.append((wanted, failure))
             for group, error in self._lost.items():
-                if group in wanted and not loss.done():
-                    loss.set_exception(error)
-        return loss
+                if group in wanted and not failure.done():
+                    failure.set_exception(error)
+        return failure
 
     def report(self, group: str | None, error: Exception) -> None:
         """A process of a group has died; None is the object store. The first death of each counts."""
@@ -35,6 +35,6 @@ class Losses:
             if group in self._lost:
                 return
             self._lost[group] = error
-            told = [loss for wanted, loss in self._watched if group in wanted and not loss.done()]
-            for loss in told:
-                loss.set_exception(error)
+            told = [failure for wanted, failure in self._watched if group in wanted and not failure.done()]
+            for failure in told:
+                failure.set_exception(error)

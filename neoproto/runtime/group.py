@@ -10,12 +10,12 @@ from typing import Any, Literal, overload
 from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
 from neoproto.runtime.backend import GroupRequest, ProcessGroup, RuntimeBackend
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.call_tracker import CallCenter, Submission
+from neoproto.runtime.call_tracker import CallTracker, Submission
 from neoproto.runtime.deadline import deadline_after
-from neoproto.runtime.dispatch import MeshPlaces, plan_call
+from neoproto.runtime.dispatch import MeshRanks, plan_call
 from neoproto.runtime.display import group_html
 from neoproto.runtime.executor import InitArguments
-from neoproto.runtime.group_state import Members
+from neoproto.runtime.group_state import GroupState
 from neoproto.runtime.links import Link, find_link
 from neoproto.runtime.placement import Block
 from neoproto.runtime.pool import ResourcePool
@@ -50,7 +50,7 @@ class RemoteWorkerGroup:
         self._block = block
         self._role = role
         self._parent = parent
-        self._mesh_places: dict[str, MeshPlaces] = {}
+        self._mesh_ranks: dict[str, MeshRanks] = {}
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ class RemoteWorkerGroup:
         deadline: float,
         blocking: bool,
     ) -> Any:
-        plan = plan_call(spec, self, args, kwargs, size=len(self._ranks), mesh_places=self._places_in_mesh)
+        plan = plan_call(spec, self, args, kwargs, size=len(self._ranks), mesh_ranks=self._ranks_in_mesh)
         ranks = self._ranks
         sends = plan.sends
         if ranks[0] or len(ranks) != self._link.world_size:
@@ -194,19 +194,19 @@ class RemoteWorkerGroup:
         call = self._link.start(submission)
         return call.result() if blocking else call
 
-    def _places_in_mesh(self, mesh_name: str) -> MeshPlaces:
-        if mesh_name not in self._mesh_places:
-            by_rank = self._link.mesh_places(self._role)
+    def _ranks_in_mesh(self, mesh_name: str) -> MeshRanks:
+        if mesh_name not in self._mesh_ranks:
+            by_rank = self._link.mesh_ranks(self._role)
             missing = [rank for rank in self._ranks if mesh_name not in by_rank[rank]]
             if missing:
                 raise ValueError(f"{self.name}: rank(s) {missing} did not register_mesh({mesh_name!r}, …)")
-            self._mesh_places[mesh_name] = [by_rank[rank][mesh_name] for rank in self._ranks]
-        return self._mesh_places[mesh_name]
+            self._mesh_ranks[mesh_name] = [by_rank[rank][mesh_name] for rank in self._ranks]
+        return self._mesh_ranks[mesh_name]
 
     def __reduce__(self) -> tuple[Any, ...]:
         link = self._link
         group = (link.key, link.name, link.world_size)
-        return _arrived, (group, self._methods, self._ranks, self._block, self._role)
+        return _unpickle_group, (group, self._methods, self._ranks, self._block, self._role)
 
     def _repr_html_(self) -> str:
         """What a notebook shows; asks nobody."""
@@ -271,24 +271,24 @@ class WorkerGroup(RemoteWorkerGroup):
         self._close(self._link.key, drain_s)
 
 
-def _arrived(
+def _unpickle_group(
     group: tuple[str, str, int], methods: Methods, ranks: Sequence[int], block: Block, role: str
 ) -> RemoteWorkerGroup:
     """A group or view that came by pickle."""
     return RemoteWorkerGroup(find_link(*group), methods, ranks, block, role)
 
 
-def shut_down(members: Members, center: CallCenter, *, drain_s: float, stop_s: float) -> None:
+def shut_down(group: GroupState, tracker: CallTracker, *, drain_s: float, stop_s: float) -> None:
     """Drain and release a group that takes no more calls; by force what is broken or does not end."""
-    whole = len(members.living()) == members.world_size
+    whole = len(group.living()) == group.world_size
     drained = False
-    if members.broken is None and whole and drain_s > 0:
-        drained = members.processes.drain(members.living(), drain_s)
-    center.fail_all(members, members.closed or f"worker group {members.name} has been closed")
+    if group.broken is None and whole and drain_s > 0:
+        drained = group.processes.drain(group.living(), drain_s)
+    tracker.fail_all(group, group.closed or f"worker group {group.name} has been closed")
     if drained:
-        members.processes.stop(stop_s)
+        group.processes.stop(stop_s)
     else:
-        members.processes.kill()
+        group.processes.kill()
 
 
 def spawn_processes(backend: RuntimeBackend, request: GroupRequest, timeout_s: float) -> ProcessGroup:
@@ -305,7 +305,7 @@ def spawn_processes(backend: RuntimeBackend, request: GroupRequest, timeout_s: f
 
 
 def build_workers(
-    members: Members, center: CallCenter, classes: Mapping[str, ClassWithInitArgs], timeout_s: float
+    group: GroupState, tracker: CallTracker, classes: Mapping[str, ClassWithInitArgs], timeout_s: float
 ) -> None:
     """Run `__init__` of every role on every rank; the first failure ends the wait.
 
@@ -313,7 +313,7 @@ def build_workers(
         WorkerInitError: it raised on a rank; the exception is the cause.
         WorkerDied, DeadlineExceeded: as for any call.
     """
-    rendezvous = members.processes.processes[0].rendezvous
+    rendezvous = group.processes.processes[0].rendezvous
     assert rendezvous is not None, "rank 0 listens from its start"
     payload = encode(
         InitArguments(
@@ -323,23 +323,23 @@ def build_workers(
     )
     deadline = time.monotonic() + timeout_s
     calls: list[RemoteCall[Any]] = []
-    for rank in range(members.world_size):
+    for rank in range(group.world_size):
         sends = [((rank,), payload)]
         submission = Submission(
             role="", method=INIT, sends=sends, deadline=deadline, is_async=False, collect=list
         )
-        calls.append(center.start(members, submission))
+        calls.append(tracker.start(group, submission))
     try:
         RemoteCall.gather(calls).result()
     except (WorkerDied, DeadlineExceeded, RuntimeClosed):
         raise
     except Exception as error:
         rank = next(rank for rank, call in enumerate(calls) if call._error is error)
-        host = members.processes.processes[rank].host
+        host = group.processes.processes[rank].host
         failure = WorkerInitError(
-            f"__init__ of {members.name}[{rank}] on {host} raised {type(error).__name__}: {error}"
+            f"__init__ of {group.name}[{rank}] on {host} raised {type(error).__name__}: {error}"
         )
-        tail = members.log_tail(rank)
+        tail = group.log_tail(rank)
         if tail:
             failure.add_note(f"--- its last output ---\n{tail}")
         raise failure from error

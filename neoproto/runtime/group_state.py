@@ -1,4 +1,4 @@
-"""The members of a group, as this process knows them: who lives, whose turn it is, are calls taken."""
+"""The state of a group, as this process knows it: which ranks live, whose turn it is, are calls taken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neoproto.runtime.backend import ProcessGroup
 LOG_TAIL_LINES = 20
 
 
-class Members:
+class GroupState:
     """State of one group's processes, shared by the group and its views.
 
     Attributes:
@@ -29,7 +29,7 @@ class Members:
         self.log_dir = log_dir
         self.closing = threading.Lock()
         self._lock = threading.Lock()
-        self._places = [0] * len(processes.processes)
+        self._turns = [0] * len(processes.processes)
         self._deaths: dict[int, WorkerDied] = {}
         self._dying: set[int] = set()
         self._broken: str | None = None
@@ -37,7 +37,7 @@ class Members:
 
     @property
     def world_size(self) -> int:
-        return len(self._places)
+        return len(self._turns)
 
     def admit(self, ranks: Iterable[int]) -> bool:
         """Whether a call to `ranks` may be sent; False if one is dying and the cause is not yet known.
@@ -56,15 +56,13 @@ class Members:
                 raise self._deaths[rank]
         return not self.is_dying(ranks)
 
-    def take_places(
-        self, ranks: Mapping[int, object]
-    ) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
-        """The next place of each rank in its order of sync calls: one number if all have the same."""
+    def take_turns(self, ranks: Mapping[int, object]) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
+        """The next turn of each rank in its order of sync calls: one number if all have the same."""
         with self._lock:
-            taken = tuple(self._places[rank] for rank in ranks)
+            taken = tuple(self._turns[rank] for rank in ranks)
             for rank in ranks:
-                self._places[rank] += 1
-        if all(place == taken[0] for place in taken):
+                self._turns[rank] += 1
+        if all(turn == taken[0] for turn in taken):
             return taken[0], None
         return taken, tuple(ranks)
 

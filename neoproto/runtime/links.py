@@ -1,9 +1,9 @@
 """How this process reaches a group: directly where the group is owned, through the owner elsewhere.
 
-    the run's root:   LocalLink ──────────────> CallCenter ──> containers
-    a worker:         RelayedLink (attached.py) ──> the root's gateway ──> CallCenter ──> containers
+    the run's root:   LocalLink ──────────────> CallTracker ──> containers
+    a worker:         RelayedLink (attached.py) ──> the root's relay server ──> CallTracker ──> containers
 
-All calls of a run pass through one `CallCenter`, which is what gives sync methods one order on all ranks,
+All calls of a run pass through one `CallTracker`, which is what gives sync methods one order on all ranks,
 whoever sends, and every sender the same word on deaths, deadlines and closed groups.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, NoReturn, Protocol
 
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.call_tracker import CallCenter, Submission
-from neoproto.runtime.group_state import Members
+from neoproto.runtime.call_tracker import CallTracker, Submission
+from neoproto.runtime.group_state import GroupState
 
 MESHES_TIMEOUT_S = 30.0
 
@@ -42,7 +42,7 @@ class Link(Protocol):
         """Start a call."""
         ...
 
-    def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
+    def mesh_ranks(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
         """What the workers told `Worker.register_mesh`, by rank."""
         ...
 
@@ -50,30 +50,30 @@ class Link(Protocol):
 class LocalLink:
     """To a group whose processes belong to this process's runtime."""
 
-    def __init__(self, members: Members, center: CallCenter) -> None:
-        self.members, self._center = members, center
+    def __init__(self, state: GroupState, tracker: CallTracker) -> None:
+        self.state, self._tracker = state, tracker
 
     @property
     def key(self) -> str:
-        return self.members.key
+        return self.state.key
 
     @property
     def name(self) -> str:
-        return self.members.name
+        return self.state.name
 
     @property
     def world_size(self) -> int:
-        return self.members.world_size
+        return self.state.world_size
 
     @property
     def native(self) -> Any:
-        return self.members.processes.native
+        return self.state.processes.native
 
     def start(self, submission: Submission) -> RemoteCall[Any]:
-        return self._center.start(self.members, submission)
+        return self._tracker.start(self.state, submission)
 
-    def mesh_places(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
-        return self.members.processes.meshes(role, MESHES_TIMEOUT_S)
+    def mesh_ranks(self, role: str) -> Sequence[dict[str, tuple[int, bool]]]:
+        return self.state.processes.meshes(role, MESHES_TIMEOUT_S)
 
 
 class ClosedLink:
@@ -87,7 +87,7 @@ class ClosedLink:
     def start(self, _: Submission) -> NoReturn:
         raise RuntimeClosed(f"worker group {self.name} has been closed")
 
-    def mesh_places(self, _: str) -> NoReturn:
+    def mesh_ranks(self, _: str) -> NoReturn:
         raise RuntimeClosed(f"worker group {self.name} has been closed")
 
 

@@ -1,6 +1,6 @@
 """What workers ask of the run's root, and how the root answers.
 
-    worker: AttachedRuntime ──request──> Gateway.on_request ──> CallCenter, or a thread for what blocks
+    worker: AttachedRuntime ──request──> RelayServer.on_request ──> CallTracker, or a thread for what blocks
             AttachedRuntime <──answer (number, outcome)──┘
 
 Calls are relayed as they are: neither arguments nor results are unpickled here.
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neoproto.errors import RuntimeClosed
-from neoproto.runtime.call_tracker import CallCenter, PendingCall, Submission
-from neoproto.runtime.group_state import Members
-from neoproto.runtime.wire import Failure, decode, encode, encode_failure
+from neoproto.runtime.call_tracker import CallTracker, PendingCall, Submission
+from neoproto.runtime.group_state import GroupState
+from neoproto.runtime.wire import RemoteFailure, decode, encode, encode_failure
 
 if TYPE_CHECKING:
     from neoproto.runtime.placement import Placement
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[Failure | bytes], None]
+Answer = Callable[[RemoteFailure | bytes], None]
 """Sends the outcome of one request back; may be used on any thread."""
 Task = Callable[..., Any]
 """What the root does for a worker: `(origin, *args, **kwargs) -> value`."""
@@ -96,17 +96,17 @@ class AttachSpec:
     key: str
 
 
-class Gateway:
+class RelayServer:
     """The root's side."""
 
     def __init__(
-        self, center: CallCenter, members: Callable[[str], Members | None], tasks: dict[str, Task]
+        self, tracker: CallTracker, find_group: Callable[[str], GroupState | None], tasks: dict[str, Task]
     ) -> None:
         """Args:
-        members: looks a group up by its key.
+        find_group: looks a group up by its key.
         tasks: what workers may have done, by name.
         """
-        self._center, self._members, self._tasks = center, members, tasks
+        self._tracker, self._find_group, self._tasks = tracker, find_group, tasks
         self._relayed: dict[tuple[Origin, int], PendingCall] = {}
 
     def on_request(self, origin: Origin, request: Request, answer: Answer) -> None:
@@ -124,8 +124,8 @@ class Gateway:
 
     def _relay(self, origin: Origin, request: CallRequest, answer: Answer) -> None:
         try:
-            members = self._members(request.key)
-            if members is None:
+            group = self._find_group(request.key)
+            if group is None:
                 raise RuntimeClosed(f"worker group {request.name} has been closed")
             submission = Submission(
                 role=request.role,
@@ -135,7 +135,7 @@ class Gateway:
                 is_async=request.is_async,
                 collect=list,
             )
-            call = self._center.start(members, submission, relayed=True)
+            call = self._tracker.start(group, submission, relayed=True)
         except Exception as error:  # noqa: BLE001 - whatever refuses the call is the asker's to know
             answer(state_failure(error))
             return
@@ -149,7 +149,7 @@ class Gateway:
         call._add_callback(end)
 
     def _run_task(self, origin: Origin, request: TaskRequest, answer: Answer) -> None:
-        outcome: Failure | bytes
+        outcome: RemoteFailure | bytes
         try:
             args, kwargs = decode(request.payload)
             outcome = encode(self._tasks[request.task](origin, *args, **kwargs))
@@ -161,14 +161,14 @@ class Gateway:
             logger.warning("a worker could not be answered", exc_info=True)
 
 
-def _outcome(call: PendingCall) -> Failure | bytes:
+def _outcome(call: PendingCall) -> RemoteFailure | bytes:
     if call._error is not None:
         return state_failure(call._error)
-    if isinstance(call._raw, Failure):
+    if isinstance(call._raw, RemoteFailure):
         return call._raw
     return encode(tuple(call._raw.values()))
 
 
-def state_failure(error: BaseException) -> Failure:
+def state_failure(error: BaseException) -> RemoteFailure:
     """The root's own word on a call, on its way to a worker: without a traceback of the root's insides."""
     return encode_failure(error, "", with_traceback=False)

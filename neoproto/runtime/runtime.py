@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from neoproto.errors import ConfigError, RuntimeClosed, StoreError
-from neoproto.runtime.attached import AttachedRuntime, GroupTicket, attached_runtime
+from neoproto.runtime.attached import AttachedRuntime, CreatedGroup, attached_runtime
 from neoproto.runtime.backend import (
     STORE_KEY,
     BackendOptions,
@@ -21,9 +21,10 @@ from neoproto.runtime.backend import (
     local_gpus,
     store_death,
 )
-from neoproto.runtime.call_tracker import CallCenter
+from neoproto.runtime.base import RuntimeBase
+from neoproto.runtime.call_tracker import CallTracker
 from neoproto.runtime.display import run_html
-from neoproto.runtime.failures import Loss, Losses
+from neoproto.runtime.failures import ProcessFailure, ProcessFailures
 from neoproto.runtime.group import (
     WorkerGroup,
     build_workers,
@@ -32,16 +33,15 @@ from neoproto.runtime.group import (
     shut_down,
     spawn_processes,
 )
-from neoproto.runtime.group_state import Members
+from neoproto.runtime.group_state import GroupState
 from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
 from neoproto.runtime.placement import Block, DeviceType, Placement, placement_table
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.processes import RESERVED_NAMES, ProcessFile
 from neoproto.runtime.reaper import Reaper
-from neoproto.runtime.relay import AttachSpec, Gateway, Origin
-from neoproto.runtime.run import Run
+from neoproto.runtime.relay import AttachSpec, Origin, RelayServer
 from neoproto.runtime.settings import RuntimeSettings
-from neoproto.runtime.signals import SignalHandlers, deferred_signals
+from neoproto.runtime.signals import SignalHandlers, ignored_signals
 from neoproto.runtime.worker import ClassWithInitArgs
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ LIVE_ALREADY = (
 )
 
 
-class Runtime(Run):
+class Runtime(RuntimeBase):
     """The root of a run: hosts, worker groups, one object store. One live root a process.
 
     Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes it
@@ -75,22 +75,22 @@ class Runtime(Run):
     def __init__(self, settings: RuntimeSettings, placement: Placement | None) -> None:
         super().__init__(settings.run_id, settings.run_dir, placement)
         self._settings = settings
-        self._center = CallCenter()
-        self._members: dict[str, Members] = {}
+        self._tracker = CallTracker()
+        self._groups: dict[str, GroupState] = {}
         self._processes = ProcessFile(settings.run_dir)
-        self._losses = Losses()
+        self._failures = ProcessFailures()
         self._owners: dict[str, Origin] = {}
         self._names: set[str] = set(RESERVED_NAMES)
         self._names_lock = threading.Lock()
         self._reaper = Reaper(lambda key: self._close_group(key, DRAIN_S))
-        self._gateway = Gateway(
-            self._center,
-            self._members.get,
+        self._relay_server = RelayServer(
+            self._tracker,
+            self._groups.get,
             {
                 "create_worker_group": self._create_for,
                 "close_worker_group": self._close_for,
                 "create_resource_pool": lambda _, *args: self.create_resource_pool(*args),
-                "mesh_places": lambda _, *args: self._mesh_places(*args),
+                "mesh_ranks": lambda _, *args: self._mesh_ranks(*args),
             },
         )
         self._signals = SignalHandlers()
@@ -152,7 +152,7 @@ class Runtime(Run):
             env=settings.env_vars,
             options={**settings.options, "ranks_per_host": ranks_per_host, "gpus_per_host": gpus},
         )
-        self._backend.start(options, self._center.on_reply, self._on_death, self._gateway.on_request)
+        self._backend.start(options, self._tracker.on_reply, self._on_death, self._relay_server.on_request)
         self._reaper.start()
         atexit.register(self.close)
         self._backend.start_store()
@@ -234,32 +234,32 @@ class Runtime(Run):
             RuntimeClosed: this runtime is closed.
         """
         tables = method_tables(workers)
-        members = self._create_members(workers, on, name, timeout, None)
+        group = self._create_group(workers, on, name, timeout, None)
         return WorkerGroup(
-            LocalLink(members, self._center), tables, on, self._close_group, self._reaper.enqueue
+            LocalLink(group, self._tracker), tables, on, self._close_group, self._reaper.enqueue
         )
 
-    def _create_members(
+    def _create_group(
         self,
         workers: ClassWithInitArgs | Mapping[str, ClassWithInitArgs],
         on: ResourcePool,
         name: str | None,
         timeout: float | None,
         owner: Origin | None,
-    ) -> Members:
+    ) -> GroupState:
         self._check_open()
         roles = roles_of(workers)
         name = self._unique_name(name or next(iter(roles.values())).cls.__name__.lower())
-        members = self._spawn(name, on, roles, owner, max(SPAWN_TIMEOUT_S, timeout or 0.0))
+        group = self._spawn(name, on, roles, owner, max(SPAWN_TIMEOUT_S, timeout or 0.0))
         try:
-            build_workers(members, self._center, roles, INIT_TIMEOUT_S if timeout is None else timeout)
+            build_workers(group, self._tracker, roles, INIT_TIMEOUT_S if timeout is None else timeout)
         except BaseException:
-            members.mark_closed(f"worker group {name} could not be built")
-            self._center.fail_all(members, f"worker group {name} could not be built")
-            members.processes.kill()
-            self._forget(members.key)
+            group.mark_closed(f"worker group {name} could not be built")
+            self._tracker.fail_all(group, f"worker group {name} could not be built")
+            group.processes.kill()
+            self._forget(group.key)
             raise
-        return members
+        return group
 
     def _spawn(
         self,
@@ -268,7 +268,7 @@ class Runtime(Run):
         roles: Mapping[str, ClassWithInitArgs],
         owner: Origin | None,
         timeout_s: float,
-    ) -> Members:
+    ) -> GroupState:
         env = dict(self._settings.env_vars)
         for spec in roles.values():
             env.update(spec.env)
@@ -282,13 +282,13 @@ class Runtime(Run):
             attach=AttachSpec(run_id=self.run_id, run_dir=self.run_dir, placement=self._placement, key=key),
         )
         processes = spawn_processes(self._backend, request, timeout_s)
-        members = Members(key, name, processes, request.log_dir)
+        group = GroupState(key, name, processes, request.log_dir)
         if owner is not None:
             self._owners[key] = owner
-        self._members[key] = members
+        self._groups[key] = group
         self._processes.add(name, processes.processes)
         processes.watch()
-        return members
+        return group
 
     def placement_table(self) -> Table:
         """Where every model of the topology runs."""
@@ -308,7 +308,7 @@ class Runtime(Run):
 
     def _repr_html_(self) -> str:
         """What a notebook shows; asks nobody."""
-        return run_html(self, "closed" if self._closed else "open", list(self._members.values()))
+        return run_html(self, "closed" if self._closed else "open", list(self._groups.values()))
 
     def close(self) -> None:
         """Close everything: admission, groups, store client, store, hosts. Bounded; twice is a no-op."""
@@ -325,17 +325,17 @@ class Runtime(Run):
 
     def _close(self, *, failed: bool) -> None:
         global _root
-        with self._close_lock, deferred_signals():
+        with self._close_lock, ignored_signals():
             if self._closed:
                 return
             self._closed = True
             try:
                 for action in reversed(self._before_close):
                     _attempt(action)
-                self._center.stop_admission("the runtime has been closed")
+                self._tracker.stop_admission("the runtime has been closed")
                 self._backend.stop_spawning()
                 self._close_groups(drain_s=0.5 if failed else DRAIN_S)
-                self._center.close("the runtime has been closed")
+                self._tracker.close("the runtime has been closed")
                 self._reaper.close(1.0)
                 for step in (
                     lambda: self._backend.close_store(STORE_CLOSE_S),
@@ -357,7 +357,7 @@ class Runtime(Run):
             threading.Thread(
                 target=_attempt, args=(lambda key=key: self._close_group(key, drain_s),), daemon=True
             )
-            for key in list(self._members)
+            for key in list(self._groups)
             if key not in self._owners  # those of workers go with their workers
         ]
         for thread in threads:
@@ -366,7 +366,7 @@ class Runtime(Run):
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def watch_losses(self, groups: Collection[str]) -> Loss:
+    def watch_failures(self, groups: Collection[str]) -> ProcessFailure:
         """A future that fails once a process of one of these groups, or of the store, has died.
 
         A call to a dead process fails by itself. This is for the time in which nobody calls it.
@@ -374,31 +374,33 @@ class Runtime(Run):
         Args:
             groups: their names.
         """
-        return self._losses.watch(groups)
+        return self._failures.watch(groups)
+
+    watch_losses = watch_failures  # the name of earlier releases
 
     def _on_death(self, key: str, rank: int, cause: str | None) -> None:
         if key == STORE_KEY:
             self._on_store_death(rank, cause)
             return
-        members = self._members.get(key)
-        if members is None:
+        group = self._groups.get(key)
+        if group is None:
             return
         if cause is None:
-            members.mark_dying(rank)
+            group.mark_dying(rank)
             return
-        if members.closed is not None:
+        if group.closed is not None:
             return
-        members.mark_dead(rank, cause)
-        self._center.on_death(members, rank)
-        self._losses.report(members.name, members.death_of(rank))
-        self._processes.remove(members.name, rank)
+        group.mark_dead(rank, cause)
+        self._tracker.on_death(group, rank)
+        self._failures.report(group.name, group.death_of(rank))
+        self._processes.remove(group.name, rank)
         for child in self._children_of(key, rank):
             self._reaper.enqueue(child)
 
     def _on_store_death(self, number: int, cause: str | None) -> None:
         if cause is None:
             return
-        self._losses.report(None, StoreError(store_death(cause)))
+        self._failures.report(None, StoreError(store_death(cause)))
         everybody = [
             (group, info.rank)
             for group, processes in self._backend.store_processes().items()
@@ -408,13 +410,13 @@ class Runtime(Run):
 
     def _close_group(self, key: str, drain_s: float) -> None:
         """Release a group, then those that its workers made. Closing twice is a no-op."""
-        members = self._members.get(key)
-        if members is None:
+        group = self._groups.get(key)
+        if group is None:
             return
-        with members.closing:
-            if not members.mark_closed(f"worker group {members.name} has been closed"):
+        with group.closing:
+            if not group.mark_closed(f"worker group {group.name} has been closed"):
                 return
-            shut_down(members, self._center, drain_s=drain_s, stop_s=STOP_S)
+            shut_down(group, self._tracker, drain_s=drain_s, stop_s=STOP_S)
             for child in self._children_of(key):
                 self._close_group(child, 0.0)
             self._forget(key)
@@ -427,12 +429,12 @@ class Runtime(Run):
         ]
 
     def _forget(self, key: str) -> None:
-        members = self._members.pop(key, None)
+        group = self._groups.pop(key, None)
         self._owners.pop(key, None)
-        if members is not None:
-            self._processes.remove(members.name)
+        if group is not None:
+            self._processes.remove(group.name)
 
-    # What workers ask for, see gateway.py
+    # What workers ask for, see relay.py
 
     def _create_for(
         self,
@@ -441,28 +443,28 @@ class Runtime(Run):
         on: ResourcePool,
         name: str | None,
         timeout: float | None,
-    ) -> GroupTicket:
-        members = self._create_members(workers, on, name, timeout, origin)
-        parent = self._members.get(origin.key)
+    ) -> CreatedGroup:
+        group = self._create_group(workers, on, name, timeout, origin)
+        parent = self._groups.get(origin.key)
         if parent is None or parent.closed is not None or origin.rank not in parent.living():
-            self._close_group(members.key, 0.0)
+            self._close_group(group.key, 0.0)
             raise RuntimeClosed("the worker that asked for the group is gone")
-        return GroupTicket(key=members.key, name=members.name, world_size=members.world_size)
+        return CreatedGroup(key=group.key, name=group.name, world_size=group.world_size)
 
     def _close_for(self, origin: Origin, key: str, drain_s: float) -> None:
-        if key in self._members and self._owners.get(key) != origin:
+        if key in self._groups and self._owners.get(key) != origin:
             raise ValueError(f"worker group {key} was not made by this worker")
         self._close_group(key, drain_s)
 
-    def _mesh_places(self, key: str, role: str) -> list[dict[str, tuple[int, bool]]]:
-        members = self._members.get(key)
-        if members is None:
+    def _mesh_ranks(self, key: str, role: str) -> list[dict[str, tuple[int, bool]]]:
+        group = self._groups.get(key)
+        if group is None:
             raise RuntimeClosed(f"worker group {key} has been closed")
-        return members.processes.meshes(role, MESHES_TIMEOUT_S)
+        return group.processes.meshes(role, MESHES_TIMEOUT_S)
 
     def _find_link(self, key: str, name: str, world_size: int) -> Link:
-        members = self._members.get(key)
-        return ClosedLink(key, name, world_size) if members is None else LocalLink(members, self._center)
+        group = self._groups.get(key)
+        return ClosedLink(key, name, world_size) if group is None else LocalLink(group, self._tracker)
 
     def _unique_name(self, name: str) -> str:
         if not name or "/" in name or name.startswith("."):

@@ -108,9 +108,9 @@ class SignalHandlers:
 
 
 @contextlib.contextmanager
-def deferred_signals() -> Iterator[None]:
+def ignored_signals() -> Iterator[None]:
     """Drop SIGINT, SIGTERM and SIGHUP within the block, so that nothing cuts a bounded cleanup short."""
-    with _noted_signals():
+    with _recorded_signals():
         yield
 
 
@@ -121,14 +121,14 @@ def held_signals() -> Iterator[None]:
     An exception that a handler raises while native code calls back into Python is lost in there, and may
     leave the native side half made.
     """
-    with _noted_signals() as noted:
+    with _recorded_signals() as noted:
         yield
     if noted:
         signal.raise_signal(noted[0])
 
 
 @contextlib.contextmanager
-def _noted_signals() -> Iterator[list[int]]:
+def _recorded_signals() -> Iterator[list[int]]:
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted

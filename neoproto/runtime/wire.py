@@ -30,7 +30,7 @@ class CallHeader:
     Attributes:
         call_id: the call's number, unique across processes.
         role, method: what to run; role "" is a group's only worker.
-        sequence: the place of a sync call in every rank's order, one number for all ranks or one per rank of
+        sequence: the turn of a sync call in every rank's order, one number for all ranks or one per rank of
             `ranks`; None for async methods.
         ranks: the ranks addressed, if `sequence` has one number per rank.
         budget_s: seconds left at sending; None without a deadline.
@@ -48,7 +48,7 @@ class CallHeader:
         values = (self.call_id, self.role, self.method, self.sequence, self.ranks, self.budget_s)
         return _header, values
 
-    def place(self, rank: int) -> int | None:
+    def turn(self, rank: int) -> int | None:
         """The number of this call in `rank`'s order."""
         if isinstance(self.sequence, tuple):
             assert self.ranks is not None
@@ -70,7 +70,7 @@ def _header(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class RemoteFailure:
     """An exception on its way home.
 
     Attributes:
@@ -101,7 +101,7 @@ def decode(payload: bytes) -> Any:
 
 def encode_failure(
     error: BaseException, where: str, *, broken: bool = False, with_traceback: bool = True
-) -> Failure:
+) -> RemoteFailure:
     """Prepare an exception for travel; checks here that it can be rebuilt at all.
 
     Args:
@@ -112,10 +112,12 @@ def encode_failure(
         text = f"--- traceback of {where} ---\n" + "".join(traceback.format_exception(error)).rstrip()
     pickled = _pickled(error, error.__cause__) or _pickled(error, None)
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return Failure(pickled=pickled, type_name=name, message=_text_of(error), traceback=text, broken=broken)
+    return RemoteFailure(
+        pickled=pickled, type_name=name, message=_text_of(error), traceback=text, broken=broken
+    )
 
 
-def decode_failure(failure: Failure) -> BaseException:
+def decode_failure(failure: RemoteFailure) -> BaseException:
     """Rebuild a worker's exception as itself, or as `RemoteError` where that cannot be.
 
     The remote traceback is among its notes, so that it prints below the local one.

@@ -1,4 +1,4 @@
-"""`Worker`: the base class of what runs in worker processes, and `ClassWithInitArgs`, its recipe."""
+"""`Worker`, the base class of what runs in worker processes, and `ClassWithInitArgs`, how one is built."""
 
 from __future__ import annotations
 

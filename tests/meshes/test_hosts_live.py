@@ -29,7 +29,7 @@ def test_a_host_that_is_lost_takes_its_workers_along_by_name(name: str, cause: s
         group = runtime.create_worker_group(
             ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w"
         )
-        lost = runtime.watch_losses(["w"])
+        lost = runtime.watch_failures(["w"])
         found = helpers(os.getpid())
         (host,) = [pid for kind, _, pid in found if kind == "host"]
         (guardian,) = [pid for kind, _, pid in found if kind == "guardian"]

@@ -299,7 +299,7 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
         ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 1), name="probe"
     )
     assert group.through_the_store(1) == [1]
-    loss = runtime.watch_losses([])
+    failure = runtime.watch_failures([])
     (volume,) = [
         pid
         for pid in marked_processes(runtime.run_id)
@@ -312,7 +312,7 @@ def test_the_death_of_a_store_process_fails_calls_with_its_cause(runtime: Runtim
         with pytest.raises(StoreError, match=reason):
             attempt()
     with pytest.raises(StoreError, match=reason):
-        loss.result(timeout=0)
+        failure.result(timeout=0)
     assert time.monotonic() - started < 8
     assert group.add(1) == [1], "groups go on"
     assert "store-volume" not in (tmp_path / "processes.json").read_text()

@@ -17,7 +17,7 @@ from neoproto.run import InteractiveTrainer, StepDone, compose_run
 from neoproto.run.interactive import check_stepwise
 from neoproto.run.session import place
 from neoproto.runtime import ResourcePool
-from neoproto.runtime.failures import Loss
+from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Placement
 from neoproto.runtime.pool import model_pool
 from neoproto.runtime.settings import RuntimeSettings
@@ -37,8 +37,8 @@ class SlowRuntime:
     def create_resource_pool(self, **_: Any) -> str:
         return "pool"
 
-    def watch_losses(self, _: Collection[str]) -> Loss:
-        return Loss()
+    def watch_failures(self, _: Collection[str]) -> ProcessFailure:
+        return ProcessFailure()
 
     def create_worker_group(self, *_: Any, name: str, timeout: float, **__: Any) -> None:
         raise DeadlineExceeded("__init__", name, [0], timeout, {})

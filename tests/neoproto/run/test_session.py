@@ -15,7 +15,7 @@ from neoproto.errors import DeadlineExceeded, StoreError
 from neoproto.run.cli import main
 from neoproto.run.session import wait_for_all
 from neoproto.runtime import ResourcePool, Runtime
-from neoproto.runtime.failures import Loss
+from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Block
 from tests.neoproto.run.inputs import overrides
 
@@ -43,8 +43,8 @@ class SlowRuntime:
     def create_resource_pool(self, **_: Any) -> str:
         return "pool"
 
-    def watch_losses(self, _: Collection[str]) -> Loss:
-        return Loss()
+    def watch_failures(self, _: Collection[str]) -> ProcessFailure:
+        return ProcessFailure()
 
     def create_worker_group(self, *_: Any, name: str, timeout: float, **__: Any) -> None:
         raise DeadlineExceeded("__init__", name, [1], timeout, {1: "a stack\nof two lines"})
@@ -71,7 +71,7 @@ def test_a_start_waits_for_all() -> None:
     futures: list[Future[int]] = [Future(), Future()]
     for future in futures:
         threading.Timer(0.05, future.set_result, [1]).start()
-    wait_for_all(futures, Loss())
+    wait_for_all(futures, ProcessFailure())
     assert all(future.done() for future in futures)
 
 
@@ -79,12 +79,12 @@ def test_the_first_failure_ends_a_start() -> None:
     futures: list[Future[int]] = [Future(), Future()]
     threading.Timer(0.05, futures[1].set_exception, [ValueError("no")]).start()
     with pytest.raises(ValueError, match="no"):
-        wait_for_all(futures, Loss())
+        wait_for_all(futures, ProcessFailure())
 
 
 def test_a_process_that_is_lost_ends_a_start() -> None:
     """The store, say: nobody would use it before all workers have started."""
-    loss = Loss()
-    threading.Timer(0.05, loss.set_exception, [StoreError("died")]).start()
+    failure = ProcessFailure()
+    threading.Timer(0.05, failure.set_exception, [StoreError("died")]).start()
     with pytest.raises(StoreError, match="died"):
-        wait_for_all([Future()], loss)
+        wait_for_all([Future()], failure)

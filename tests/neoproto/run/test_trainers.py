@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from neoproto.errors import NeoProtoError, StoreError
-from neoproto.run.trainers import loop_code, no_loss, train
-from neoproto.runtime.failures import Loss
+from neoproto.run.trainers import loop_code, no_process_failure, train
+from neoproto.runtime.failures import ProcessFailure
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
 from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.supervision import Supervisor
@@ -26,22 +26,22 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def with_watch(work: Coroutine[Any, Any, T], loss: Loss) -> T:
-    return await asyncio.wait_for(beside(work, {"the watch": no_loss(loss)}), 5)
+async def with_watch(work: Coroutine[Any, Any, T], failure: ProcessFailure) -> T:
+    return await asyncio.wait_for(beside(work, {"the watch": no_process_failure(failure)}), 5)
 
 
 def test_a_lost_process_ends_training_that_waits_for_another() -> None:
-    loss = Loss()
-    threading.Timer(0.05, loss.set_exception, [StoreError("died")]).start()
+    failure = ProcessFailure()
+    threading.Timer(0.05, failure.set_exception, [StoreError("died")]).start()
     with pytest.raises(StoreError, match="died"):
-        asyncio.run(with_watch(forever(), loss))
+        asyncio.run(with_watch(forever(), failure))
 
 
 def test_training_that_ends_leaves_the_watch_for_those_who_come_after() -> None:
-    loss = Loss()
-    assert asyncio.run(with_watch(asyncio.sleep(0.05, "trained"), loss)) == "trained"
-    assert not loss.cancelled()
-    loss.set_exception(StoreError("died"))
+    failure = ProcessFailure()
+    assert asyncio.run(with_watch(asyncio.sleep(0.05, "trained"), failure)) == "trained"
+    assert not failure.cancelled()
+    failure.set_exception(StoreError("died"))
 
 
 class Watch:
@@ -65,21 +65,21 @@ def test_a_loop_of_the_users_gets_the_parts_and_takes_the_place_of_ours() -> Non
         return cast(TrainingResult, "trained")
 
     replicas, supervisor = cast(ReplicaSet, None), cast(Supervisor, watch)
-    assert train(parts, replicas, supervisor, Loss(), mine) == "trained"
+    assert train(parts, replicas, supervisor, ProcessFailure(), mine) == "trained"
     assert watch.ended
 
 
 def test_a_loss_ends_a_loop_of_the_users_too() -> None:
-    loss = Loss()
+    failure = ProcessFailure()
 
     async def mine(_: TrainingParts) -> TrainingResult:
-        loss.set_exception(StoreError("died"))
+        failure.set_exception(StoreError("died"))
         await forever()
         raise AssertionError
 
     parts, supervisor = cast(TrainingParts, None), cast(Supervisor, Watch())
     with pytest.raises(StoreError, match="died"):
-        train(parts, cast(ReplicaSet, None), supervisor, loss, mine)
+        train(parts, cast(ReplicaSet, None), supervisor, failure, mine)
 
 
 def test_a_loop_is_known_by_its_name_and_the_content_of_its_file() -> None:
@@ -103,5 +103,5 @@ def test_an_exit_that_a_loop_of_the_users_raises_is_its_failure(error: BaseExcep
 
     said = rf"^the trainer loop raised {type(error).__name__}.* \({__file__}, line "
     with noted_interrupts(), pytest.raises(NeoProtoError, match=said):
-        train(parts, cast(ReplicaSet, None), cast(Supervisor, watch), Loss(), mine)
+        train(parts, cast(ReplicaSet, None), cast(Supervisor, watch), ProcessFailure(), mine)
     assert watch.ended

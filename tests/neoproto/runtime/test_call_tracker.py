@@ -12,9 +12,9 @@ import pytest
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import ProcessInfo
-from neoproto.runtime.call_tracker import FAILURE_HOLD_S, CallCenter, PendingCall, Submission
+from neoproto.runtime.call_tracker import FAILURE_HOLD_S, CallTracker, PendingCall, Submission
 from neoproto.runtime.executor import CallStatus
-from neoproto.runtime.group_state import Members
+from neoproto.runtime.group_state import GroupState
 from neoproto.runtime.wire import CANCEL, CallHeader, encode, encode_failure
 
 
@@ -46,9 +46,9 @@ class Processes:
 
 class Bench:
     def __init__(self, path: Path, count: int = 2) -> None:
-        self.center = CallCenter()
+        self.tracker = CallTracker()
         self.processes = Processes(count)
-        self.members = Members("key", "g", self.processes, path)  # type: ignore[arg-type]
+        self.group = GroupState("key", "g", self.processes, path)  # type: ignore[arg-type]
 
     def start(
         self, *ranks: int, is_async: bool = False, timeout: float = math.inf, payload: bytes = b""
@@ -61,23 +61,23 @@ class Bench:
             is_async=is_async,
             collect=list,
         )
-        return self.center.start(self.members, submission)
+        return self.tracker.start(self.group, submission)
 
     def answer(self, call: PendingCall, rank: int, value: object) -> None:
         outcome = encode_failure(value, "there") if isinstance(value, Exception) else encode(value)
-        self.center.on_reply(call.call_id, rank, outcome)
+        self.tracker.on_reply(call.call_id, rank, outcome)
 
     def die(self, rank: int) -> None:
-        self.members.mark_dying(rank)
-        self.members.mark_dead(rank, "signal 9 (SIGKILL)")
-        self.center.on_death(self.members, rank)
+        self.group.mark_dying(rank)
+        self.group.mark_dead(rank, "signal 9 (SIGKILL)")
+        self.tracker.on_death(self.group, rank)
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    made.center.close("over")
+    made.tracker.close("over")
 
 
 def test_replies_in_any_order_become_results_in_order(bench: Bench) -> None:
@@ -95,8 +95,8 @@ def test_sync_calls_have_places_and_async_ones_have_none(bench: Bench) -> None:
     bench.start(0, 1)
     bench.start(0, 1)
     bench.start(0, is_async=True)
-    places = [[header.place(rank) for rank in ranks] for ranks, header in bench.processes.sent]
-    assert places == [[0], [0, 1], [1, 2], [None]]
+    turns = [[header.turn(rank) for rank in ranks] for ranks, header in bench.processes.sent]
+    assert turns == [[0], [0, 1], [1, 2], [None]]
 
 
 def test_a_failure_settles_at_once_where_nobody_is_silent(bench: Bench) -> None:
@@ -121,7 +121,7 @@ def test_a_death_is_the_word_on_the_failure_it_caused(bench: Bench) -> None:
     before, after = bench.start(0, 1), bench.start(0, 1)
     bench.answer(after, 0, RuntimeError("connection closed by peer"))
     time.sleep(0.05)
-    bench.members.mark_dying(1)  # known at once; its cause takes a while
+    bench.group.mark_dying(1)  # known at once; its cause takes a while
     bench.answer(before, 0, RuntimeError("connection closed by peer"))
     time.sleep(0.5)
     assert not before.done()
@@ -179,11 +179,11 @@ def test_a_sync_call_that_cannot_be_sent_breaks_the_group(bench: Bench) -> None:
 
 def test_after_the_end_nothing_is_taken_and_nothing_waits(bench: Bench) -> None:
     call = bench.start(0)
-    bench.center.stop_admission("closing")
+    bench.tracker.stop_admission("closing")
     with pytest.raises(RuntimeClosed, match="closing"):
         bench.start(0)
     assert not call.done(), "what is under way may end"
-    bench.center.close("closed")
+    bench.tracker.close("closed")
     with pytest.raises(RuntimeClosed, match="closed"):
         call.result()
 
@@ -207,7 +207,7 @@ def test_a_call_with_no_time_is_never_sent_and_breaks_nothing(bench: Bench) -> N
     assert bench.processes.sent == []
     bench.start(0, 1)
     ((_, header),) = bench.processes.sent
-    assert header.place(0) == 0, "no place in the order was taken"
+    assert header.turn(0) == 0, "no turn in the order was taken"
 
 
 def test_what_waits_behind_an_overrun_ends_with_it(bench: Bench) -> None:
@@ -264,13 +264,13 @@ def test_a_cancelled_call_that_ends_in_time_breaks_nothing(bench: Bench) -> None
     bench.processes.states = {0: CallStatus(state="queued", stack="")}
     with pytest.raises(DeadlineExceeded):
         other.result(timeout=10)
-    assert bench.members.broken is None
+    assert bench.group.broken is None
 
 
 def test_a_rank_that_refuses_ends_what_waits_for_it(bench: Bench) -> None:
     asked, behind = bench.start(0, 1), bench.start(0, 1)
     broken = encode_failure(GroupBroken("g is broken: m overran"), "there", broken=True)
-    bench.center.on_reply(asked.call_id, 0, broken)
+    bench.tracker.on_reply(asked.call_id, 0, broken)
     for call in (asked, behind):
         with pytest.raises(GroupBroken, match="m overran"):
             call.result(timeout=0)
@@ -279,7 +279,7 @@ def test_a_rank_that_refuses_ends_what_waits_for_it(bench: Bench) -> None:
 def test_a_closed_group_is_watched_no_longer(bench: Bench) -> None:
     cancelled = bench.start(0, timeout=0.1)
     assert cancelled.cancel()
-    bench.center.fail_all(bench.members, "closed")
+    bench.tracker.fail_all(bench.group, "closed")
     with pytest.raises(DeadlineExceeded):
         bench.start(1, timeout=0.2, is_async=True).result(timeout=10)
     assert bench.processes.broken == []

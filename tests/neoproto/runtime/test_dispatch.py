@@ -15,7 +15,7 @@ from neoproto.runtime.dispatch import plan_call
 from neoproto.runtime.registration import Dispatch, Execute, MethodSpec, mesh_dispatch, register
 from neoproto.runtime.wire import decode
 
-PLACES = {"train": [(0, True), (0, False), (1, True), (1, False)]}
+MESHES = {"train": [(0, True), (0, False), (1, True), (1, False)]}
 """Four ranks: two data-parallel ranks of two."""
 
 
@@ -30,13 +30,13 @@ def call(
     method: Callable[..., Any],
     *args: Any,
     size: int = 4,
-    places: Mapping[str, Any] = PLACES,
+    meshes: Mapping[str, Any] = MESHES,
     **kwargs: Any,
 ) -> Any:
     """What a group of `size` ranks answers: `method(rank, *args, **kwargs)` runs on each that is sent to."""
     if not isinstance(spec, MethodSpec):
         spec = spec._neoproto_method_spec  # type: ignore[attr-defined]
-    plan = plan_call(spec, "the group", args, kwargs, size=size, mesh_places=places.__getitem__)
+    plan = plan_call(spec, "the group", args, kwargs, size=size, mesh_ranks=meshes.__getitem__)
     results = []
     for ranks, payload in plan.sends:
         for rank in ranks:
@@ -161,10 +161,10 @@ def test_mesh_dispatch_shares_a_chunk_and_collects_from_those_that_say_so() -> N
 
 def test_mesh_dispatch_to_a_view_uses_the_data_parallel_ranks_it_has() -> None:
     form = spec(mesh_dispatch("train"))
-    got = call(form, doubled, batch(3), size=2, places={"train": PLACES["train"][2:]})
+    got = call(form, doubled, batch(3), size=2, meshes={"train": MESHES["train"][2:]})
     assert got["y"].tolist() == [0, 2, 4]
     with pytest.raises(ValueError, match="must collect"):
-        call(form, doubled, batch(3), size=1, places={"train": PLACES["train"][1:2]})
+        call(form, doubled, batch(3), size=1, meshes={"train": MESHES["train"][1:2]})
 
 
 def test_a_pair_of_ones_own() -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from meshes.common.topology import compile_topology
 from neoproto.runtime import RemoteCall, WorkerGroup
+from neoproto.runtime.base import RuntimeBase
 from neoproto.runtime.display import run_html, spans
 from neoproto.runtime.group import RemoteWorkerGroup, public_methods
 from neoproto.runtime.links import ClosedLink, LocalLink
 from neoproto.runtime.placement import Block, Placement
 from neoproto.runtime.pool import ResourcePool
-from neoproto.runtime.run import Run
 from neoproto.runtime.worker import Worker
 from tests.neoproto.html_reading import Page
 from tests.neoproto.runtime.test_call_tracker import Bench
@@ -35,13 +35,13 @@ class Adder(Worker):
 def bench(tmp_path: Path) -> Any:
     made = Bench(tmp_path, count=4)
     yield made
-    made.center.close("over")
+    made.tracker.close("over")
 
 
 def group_of(bench: Bench) -> WorkerGroup:
-    block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=bench.members.world_size)
+    block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=bench.group.world_size)
     pool = ResourcePool(name="pool", cluster="default", block=block, device_type="cpu")
-    link = LocalLink(bench.members, bench.center)
+    link = LocalLink(bench.group, bench.tracker)
     group = WorkerGroup(link, {"": public_methods(Adder)}, pool, lambda *_: None, lambda _: None)
     group._abandon.detach()
     return group
@@ -107,15 +107,15 @@ def test_a_group_and_its_views(bench: Bench) -> None:
 
 def test_a_group_says_which_ranks_are_gone_and_why(bench: Bench) -> None:
     group = group_of(bench)
-    bench.members.mark_dying(3)
+    bench.group.mark_dying(3)
     bench.die(1)
     cells = cells_of(group)
     assert has_row(cells, "state", "open, without rank(s) 1, 3")
     assert has_row(cells, "1", "h", "1", "died: signal 9 (SIGKILL)")
     assert has_row(cells, "3", "h", "1", "gone")
-    bench.members.mark_broken("it <overran>")
+    bench.group.mark_broken("it <overran>")
     assert has_row(cells_of(group), "state", "broken: it <overran>")
-    bench.members.mark_closed("over")
+    bench.group.mark_closed("over")
     assert has_row(cells_of(group), "state", "closed")
     assert has_row(cells_of(group), "0", "h", "1", "released")
 
@@ -125,7 +125,7 @@ def test_a_large_group_and_one_of_another_process(tmp_path: Path) -> None:
     html = group_of(bench)._repr_html_()
     assert len(html) < 8000
     assert "… 8,162 more rows" in html
-    bench.center.close("over")
+    bench.tracker.close("over")
     block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=2)
     far = RemoteWorkerGroup(ClosedLink("k", "far", 2), public_methods(Adder), range(2), block, "role")
     assert "RemoteWorkerGroup far, role role" in cells_of(far)
@@ -199,8 +199,8 @@ def test_many_calls_at_once() -> None:
 
 
 def test_a_run(bench: Bench, tmp_path: Path) -> None:
-    run = Run("0123", tmp_path / "<run>", topology(1, 2))
-    page = Page(run_html(run, "open", [bench.members]))
+    run = RuntimeBase("0123", tmp_path / "<run>", topology(1, 2))
+    page = Page(run_html(run, "open", [bench.group]))
     assert page.foreign == []
     assert has_row(page.cells, "state", "open", "run folder", f"{tmp_path}/<run>", "run id", "0123")
     assert has_row(page.cells, "g", "4", "open")

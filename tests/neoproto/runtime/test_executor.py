@@ -21,7 +21,7 @@ from neoproto.runtime.wire import (
     INIT,
     LAST,
     CallHeader,
-    Failure,
+    RemoteFailure,
     decode,
     decode_failure,
     encode,
@@ -94,21 +94,21 @@ class Bench:
         self.thread.start()
         rendezvous = Rendezvous(is_server=False, public=False)
         self.executor = WorkerExecutor(identity, "here", rendezvous, self.loop)
-        self.replies: queue.Queue[tuple[int, Failure | bytes]] = queue.Queue()
+        self.replies: queue.Queue[tuple[int, RemoteFailure | bytes]] = queue.Queue()
         self.ids = 0
 
     def call(
         self,
         method: str,
         *args: Any,
-        place: int | None,
+        turn: int | None,
         budget: float | None = None,
         payload: bytes | None = None,
     ) -> int:
         self.ids += 1
         number = self.ids
         header = CallHeader(
-            call_id=number, role="", method=method, sequence=place, ranks=None, budget_s=budget
+            call_id=number, role="", method=method, sequence=turn, ranks=None, budget_s=budget
         )
         payload = encode((args, {})) if payload is None else payload
         self.executor.accept(header, payload, lambda outcome: self.replies.put((number, outcome)))
@@ -129,33 +129,33 @@ class Bench:
 
     def reply(self) -> tuple[int, Any]:
         number, outcome = self.replies.get(timeout=10)
-        return number, decode_failure(outcome) if isinstance(outcome, Failure) else decode(outcome)
+        return number, decode_failure(outcome) if isinstance(outcome, RemoteFailure) else decode(outcome)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     made = Bench()
     init = InitArguments(classes={"": (Recorder, (7,), {})}, rendezvous=("localhost", 1))
-    made.call(INIT, place=0, payload=encode(init))
+    made.call(INIT, turn=0, payload=encode(init))
     assert made.reply() == (1, None)
     yield made
     made.close()
 
 
 def test_sync_calls_run_by_number_whatever_the_order_of_arrival(bench: Bench) -> None:
-    bench.call("note", "third", place=3)
-    bench.call("note", "second", place=2)
+    bench.call("note", "third", turn=3)
+    bench.call("note", "second", turn=2)
     time.sleep(0.05)
     assert bench.replies.empty()
-    bench.call("note", "first", place=1)
+    bench.call("note", "first", turn=1)
     assert bench.reply() == (4, [7, 1, 2, "first"])
     assert bench.reply() == (3, [7, 1, 2, "first", "second"])
     assert bench.reply() == (2, [7, 1, 2, "first", "second", "third"])
 
 
-def test_a_call_whose_arguments_do_not_unpickle_keeps_its_place(bench: Bench) -> None:
-    bench.call("note", place=1, payload=b"not a pickle")
-    bench.call("note", "next", place=2)
+def test_a_call_whose_arguments_do_not_unpickle_keeps_its_turn(bench: Bench) -> None:
+    bench.call("note", turn=1, payload=b"not a pickle")
+    bench.call("note", "next", turn=2)
     number, error = bench.reply()
     assert number == 2
     assert isinstance(error, Exception)
@@ -164,11 +164,11 @@ def test_a_call_whose_arguments_do_not_unpickle_keeps_its_place(bench: Bench) ->
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
 def test_an_exit_in_a_task_of_a_methods_does_not_end_the_loop(bench: Bench, error: BaseException) -> None:
-    bench.call("leave_in_a_task", error, place=None)
+    bench.call("leave_in_a_task", error, turn=None)
     raised = bench.reply()[1]
     assert isinstance(raised, RuntimeError)
     assert f"the worker raised {type(error).__name__}(" in str(raised)
-    bench.call("forget_a_task", place=None)
+    bench.call("forget_a_task", turn=None)
     assert bench.reply()[1] == 1
 
 
@@ -178,22 +178,22 @@ def test_a_process_that_a_method_forks_does_not_come_back(
     bench: Bench, method: str, how: str, code: int
 ) -> None:
     """It would take calls, and answer them, a second time."""
-    bench.call(method, how, place=1 if method == "fork" else None)
+    bench.call(method, how, turn=1 if method == "fork" else None)
     child = bench.reply()[1]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
 
 
 def test_a_method_that_raises_a_cancellation_was_not_cancelled(bench: Bench) -> None:
-    bench.call("cancel_itself", place=None)
+    bench.call("cancel_itself", turn=None)
     raised = bench.reply()[1]
     assert "the worker raised CancelledError()" in str(raised)
 
 
 def test_exceptions_and_exits_become_replies(bench: Bench) -> None:
-    bench.call("fail", place=1)
-    bench.call("leave", place=2)
-    bench.call("missing", place=3)
-    bench.call("note", 1, place=4)
+    bench.call("fail", turn=1)
+    bench.call("leave", turn=2)
+    bench.call("missing", turn=3)
+    bench.call("note", 1, turn=4)
     errors = [bench.reply()[1] for _ in range(3)]
     assert [type(error) for error in errors] == [LookupError, RuntimeError, AttributeError]
     assert "SystemExit(3)" in str(errors[1])
@@ -201,15 +201,15 @@ def test_exceptions_and_exits_become_replies(bench: Bench) -> None:
 
 
 def test_the_budget_reaches_the_method(bench: Bench) -> None:
-    bench.call("left", place=1, budget=5.0)
+    bench.call("left", turn=1, budget=5.0)
     assert 4.0 < bench.reply()[1] <= 5.0
-    bench.call("left", place=2)
+    bench.call("left", turn=2)
     assert bench.reply()[1] == math.inf
 
 
 def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> None:
-    bench.call("block", place=1, budget=0.05)
-    bench.call("note", "behind", place=2)
+    bench.call("block", turn=1, budget=0.05)
+    bench.call("note", "behind", turn=2)
     time.sleep(0.1)
     status = bench.executor.status(2)
     assert status.state == "running"
@@ -223,15 +223,15 @@ def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> No
 
 
 def test_what_comes_while_a_method_overruns_is_refused_at_once(bench: Bench) -> None:
-    bench.call("block", place=1, budget=0.05)
+    bench.call("block", turn=1, budget=0.05)
     time.sleep(0.1)
-    bench.call("note", "behind", place=2)
+    bench.call("note", "behind", turn=2)
     number, error = bench.reply()
     assert number == 3
     assert isinstance(error, GroupBroken)
     bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
     assert bench.reply() == (2, None)
-    bench.call("note", "next", place=3)
+    bench.call("note", "next", turn=3)
     assert bench.reply()[0] == 4, "each is answered once"
 
 
@@ -240,9 +240,9 @@ def test_a_method_that_begins_after_its_deadline_has_its_budget_again(
 ) -> None:
     monkeypatch.setattr("neoproto.runtime.executor.LATE_S", 0.3)
     gate: threading.Event = bench.executor._workers[""].gate  # type: ignore[attr-defined]
-    bench.call("block", place=1)
-    late = bench.call("block", place=2, budget=0.01)
-    behind = bench.call("note", "behind", place=3)
+    bench.call("block", turn=1)
+    late = bench.call("block", turn=2, budget=0.01)
+    behind = bench.call("note", "behind", turn=3)
     time.sleep(0.05)
     assert bench.executor.status(late).state == "queued"
     gate.set()
@@ -250,9 +250,9 @@ def test_a_method_that_begins_after_its_deadline_has_its_budget_again(
     assert bench.reply() == (late, None), "it ran, and was quick"
     assert bench.reply()[1][-1] == "behind", "so nothing is broken"
     gate.clear()
-    bench.call("block", place=4)
-    late = bench.call("stay", place=5, budget=0.01)
-    behind = bench.call("note", "behind", place=6)
+    bench.call("block", turn=4)
+    late = bench.call("stay", turn=5, budget=0.01)
+    behind = bench.call("note", "behind", turn=6)
     time.sleep(0.05)
     gate.set()
     assert bench.reply()[1] is None
@@ -266,8 +266,8 @@ def test_a_method_that_begins_after_its_deadline_has_its_budget_again(
 
 
 def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench) -> None:
-    bench.call("block", place=1)
-    bench.call("note", "late", place=2, budget=0.01)
+    bench.call("block", turn=1)
+    bench.call("note", "late", turn=2, budget=0.01)
     time.sleep(0.05)
     assert bench.executor.status(3).state != "running"
     bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
@@ -276,8 +276,8 @@ def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench)
 
 
 def test_async_methods_overlap_and_can_be_cancelled(bench: Bench) -> None:
-    slow = bench.call("doze", 30.0, place=None)
-    quick = bench.call("doze", 0.0, place=None, budget=9.0)
+    slow = bench.call("doze", 30.0, turn=None)
+    quick = bench.call("doze", 0.0, turn=None, budget=9.0)
     number, left = bench.reply()
     assert number == quick
     assert 8.0 < left <= 9.0
@@ -292,7 +292,7 @@ def test_a_cancel_on_the_heels_of_its_call_is_not_lost(bench: Bench) -> None:
     ready, go = threading.Event(), threading.Event()
     bench.loop.call_soon_threadsafe(lambda: (ready.set(), go.wait(10)))
     assert ready.wait(10)
-    slow = bench.call("doze", 30.0, place=None)
+    slow = bench.call("doze", 30.0, turn=None)
     bench.tell(CANCEL, slow)  # before the loop has begun with the call
     go.set()
     number, error = bench.reply()
@@ -303,9 +303,9 @@ def test_a_cancel_on_the_heels_of_its_call_is_not_lost(bench: Bench) -> None:
 
 def test_drain_waits_for_both_kinds_and_then_admits_no_async_call(bench: Bench) -> None:
     draining = bench.drain(10.0)
-    blocked, dozing = bench.call("block", place=1), bench.call("doze", 0.2, place=None)
+    blocked, dozing = bench.call("block", turn=1), bench.call("doze", 0.2, turn=None)
     bench.tell(LAST)
-    late = bench.call("doze", 0.0, place=None)
+    late = bench.call("doze", 0.0, turn=None)
     number, error = bench.reply()
     assert number == late
     assert isinstance(error, RuntimeClosed)
@@ -326,7 +326,7 @@ def test_drain_waits_for_the_word_that_no_more_calls_come(bench: Bench) -> None:
 
 
 def test_drain_gives_up_in_time(bench: Bench) -> None:
-    bench.call("block", place=1)
+    bench.call("block", turn=1)
     bench.tell(LAST)
     assert bench.drain(0.1).result(10) is False
     bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
@@ -341,10 +341,10 @@ def test_an_init_that_raises_is_reported() -> None:
             raise OSError("no weights")
 
     bench.call(
-        INIT, place=0, payload=encode(InitArguments(classes={"": (Broken, (), {})}, rendezvous=("h", 1)))
+        INIT, turn=0, payload=encode(InitArguments(classes={"": (Broken, (), {})}, rendezvous=("h", 1)))
     )
     assert isinstance(bench.reply()[1], OSError)
-    bench.call("note", 1, place=1)
+    bench.call("note", 1, turn=1)
     assert "its __init__ has not ended, or failed" in str(bench.reply()[1])
     bench.close()
 
@@ -354,12 +354,12 @@ def test_calls_with_a_deadline_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_p
     bench = Bench()
     try:
         init = InitArguments(classes={"": (Recorder, (7,), {})}, rendezvous=("localhost", 1))
-        bench.call(INIT, place=0, payload=encode(init))
+        bench.call(INIT, turn=0, payload=encode(init))
         bench.reply()  # async methods do not wait for their turn
-        bench.call("note", "first", place=1, budget=30)
-        bench.call("fail", place=2, budget=30)
-        bench.call("doze", 0.05, place=None, budget=30)
-        bench.call("doze", 0.0, place=None)  # as long as the run, for all that is known
+        bench.call("note", "first", turn=1, budget=30)
+        bench.call("fail", turn=2, budget=30)
+        bench.call("doze", 0.05, turn=None, budget=30)
+        bench.call("doze", 0.0, turn=None)  # as long as the run, for all that is known
         for _ in range(4):
             bench.reply()
     finally:

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from neoproto.runtime.signals import SignalHandlers, Terminated, deferred_signals, held_signals
+from neoproto.runtime.signals import SignalHandlers, Terminated, held_signals, ignored_signals
 
 
 def test_a_terminating_signal_is_an_exception_until_restored() -> None:
@@ -35,6 +35,6 @@ def test_a_held_signal_takes_effect_when_the_block_ends() -> None:
 
 
 def test_a_deferred_signal_has_none() -> None:
-    with deferred_signals():
+    with ignored_signals():
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -71,10 +71,10 @@ def test_functions_travel_by_value() -> None:
     assert add(4) == 7
 
 
-def test_a_header_knows_each_ranks_place() -> None:
+def test_a_header_knows_each_ranks_turn() -> None:
     same = CallHeader(call_id=1, role="", method="m", sequence=4, ranks=None, budget_s=None)
-    assert [same.place(0), same.place(9)] == [4, 4]
+    assert [same.turn(0), same.turn(9)] == [4, 4]
     apart = CallHeader(call_id=1, role="", method="m", sequence=(4, 7), ranks=(2, 5), budget_s=None)
-    assert [apart.place(2), apart.place(5)] == [4, 7]
+    assert [apart.turn(2), apart.turn(5)] == [4, 7]
     unordered = CallHeader(call_id=1, role="", method="m", sequence=None, ranks=None, budget_s=None)
-    assert unordered.place(0) is None
+    assert unordered.turn(0) is None

@@ -8,7 +8,7 @@ from neoproto.runtime.placement import Placement
 from neoproto.runtime.pool import ResourcePool, model_pool
 
 
-class Run:
+class RuntimeBase:
     """Base of `Runtime` and of a worker's `AttachedRuntime`."""
 
     def __init__(self, run_id: str, run_dir: Path, placement: Placement | None) -> None:

@@ -61,7 +61,7 @@ class ValueInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Location:
     """Where on its volume's host a value's bytes are; for the store's own use.
 
     Attributes:
@@ -77,7 +77,7 @@ class Place:
     sizes: tuple[int, ...]
 
     def __reduce__(self) -> Any:
-        return _make_place, (self.segment, self.offset, self.slot, self.sizes)
+        return _make_location, (self.segment, self.offset, self.slot, self.sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class ObjectRef:
         volume: which storage volume holds it.
         info: what it is.
         generation: tells this value from an earlier or later one under the same key.
-        place: where processes of the volume's host find it without asking; None if they have to ask.
+        location: where processes of the volume's host find it without asking; None if they have to ask.
     """
 
     store: str
@@ -98,24 +98,24 @@ class ObjectRef:
     volume: str
     info: ValueInfo
     generation: int
-    place: Place | None = field(default=None, repr=False)
+    location: Location | None = field(default=None, repr=False)
 
     def __reduce__(self) -> Any:
-        return _make_ref, (self.store, self.key, self.volume, self.info, self.generation, self.place)
+        return _make_ref, (self.store, self.key, self.volume, self.info, self.generation, self.location)
 
 
 def _make_info(kind: Any, dtype: str, shape: tuple[int, ...], nbytes: int) -> ValueInfo:
     return ValueInfo(kind=kind, dtype=dtype, shape=shape, nbytes=nbytes)
 
 
-def _make_place(segment: str, offset: int, slot: int, sizes: tuple[int, ...]) -> Place:
-    return Place(segment=segment, offset=offset, slot=slot, sizes=sizes)
+def _make_location(segment: str, offset: int, slot: int, sizes: tuple[int, ...]) -> Location:
+    return Location(segment=segment, offset=offset, slot=slot, sizes=sizes)
 
 
 def _make_ref(
-    store: str, key: str, volume: str, info: ValueInfo, generation: int, place: Place | None
+    store: str, key: str, volume: str, info: ValueInfo, generation: int, location: Location | None
 ) -> ObjectRef:
-    return ObjectRef(store=store, key=key, volume=volume, info=info, generation=generation, place=place)
+    return ObjectRef(store=store, key=key, volume=volume, info=info, generation=generation, location=location)
 
 
 KeyOrRef = str | ObjectRef

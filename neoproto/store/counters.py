@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from neoproto.store.local import SharedVolume
-from neoproto.store.rowcache import RowCache
+from neoproto.store.rowcache import RemoteRowCache
 
 REPORTED = ("gets", "gets_shared", "bytes_mapped", "bytes_copied", "cache_hits", "cache_misses")
 """What clients tell of themselves with each put: a volume does not see what is read of its shared memory."""
@@ -22,7 +22,7 @@ class ClientCounters:
     bytes_in: int = 0
     bytes_out: int = 0
 
-    def with_memory(self, memories: Iterable[SharedVolume | None], cache: RowCache) -> dict[str, int]:
+    def with_memory(self, memories: Iterable[SharedVolume | None], cache: RemoteRowCache) -> dict[str, int]:
         """All counts by name: these, and those of shared memory and of the cache."""
         open_ones = [memory for memory in memories if memory is not None]
         return asdict(self) | {

@@ -1,6 +1,6 @@
 """Reading and writing a volume's shared memory from any process of its host.
 
-write   Grant ──open──> Pen: shared lock, reservation checked ──> bytes ──> publish: the table's words
+write   Reservation ──> SegmentWriter: shared lock, reservation checked ──> bytes ──> seal: the table's words
 read    large: shared lock ──> generation checked ──> private mapping; the lock goes with the mapping
         wide rows: shared lock ──> generation checked ──> bytes copied
         small: generation checked ──> bytes copied ──> generation checked again
@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError
-from neoproto.store.base import Bytes, ObjectRef, Place, Rows, ValueInfo
+from neoproto.store.base import Bytes, Location, ObjectRef, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
-from neoproto.store.pool import Grant
+from neoproto.store.pool import Reservation
 from neoproto.store.shm import (
     PAGE,
     RESERVED,
@@ -115,43 +115,43 @@ class SharedVolume:
 
     def parts(self, ref: ObjectRef) -> Parts:
         """A value's bytes: mapped if it is large, else copied. Raises as `read`."""
-        assert ref.place is not None
+        assert ref.location is not None
         small = ref.info.nbytes < MAP_BYTES
-        return self._copy(ref, ref.place) if small else self._map(ref, ref.place)
+        return self._copy(ref, ref.location) if small else self._map(ref, ref.location)
 
-    def _check(self, ref: ObjectRef, place: Place) -> None:
-        if self._table.words[place.slot] != ref.generation:
+    def _check(self, ref: ObjectRef, location: Location) -> None:
+        if self._table.words[location.slot] != ref.generation:
             if self._table.closed:
                 raise StoreClosed(f"store {ref.store!r} is closed")
             raise _missing(ref)
 
-    def _copy(self, ref: ObjectRef, place: Place) -> Parts:
-        offsets, total = layout(place.sizes)
+    def _copy(self, ref: ObjectRef, location: Location) -> Parts:
+        offsets, total = layout(location.sizes)
         data = np.empty(total, dtype=np.uint8)
-        self._check(ref, place)
-        fd = self._open(ref, place)
+        self._check(ref, location)
+        fd = self._open(ref, location)
         try:
-            read_into(fd, data, place.offset)
+            read_into(fd, data, location.offset)
         finally:
             os.close(fd)
-        self._check(ref, place)
-        return _split(data, offsets, place.sizes)
+        self._check(ref, location)
+        return _split(data, offsets, location.sizes)
 
     def _copy_rows(self, ref: ObjectRef, rows: Rows) -> tuple[ValueInfo, Parts]:
         """Rows of a value that is one part, and no other bytes of it."""
-        place = ref.place
-        assert place is not None
+        location = ref.location
+        assert location is not None
         index, width = np.asarray(rows, dtype=np.int64), ref.info.nbytes // ref.info.shape[0]
-        fd = self._open(ref, place)
+        fd = self._open(ref, location)
         try:
             if not try_lock(fd, exclusive=False):
                 raise self._gone(ref)
-            self._check(ref, place)
-            memory = self.shared(place.segment)
+            self._check(ref, location)
+            memory = self.shared(location.segment)
             if memory is None:
-                data = _read_rows(fd, place.offset, index, width)
+                data = _read_rows(fd, location.offset, index, width)
             else:
-                table = memory[place.offset : place.offset + ref.info.nbytes].reshape(-1, width)
+                table = memory[location.offset : location.offset + ref.info.nbytes].reshape(-1, width)
                 data = table.take(index, axis=0)
         except FileNotFoundError:
             raise self._gone(ref) from None
@@ -161,50 +161,52 @@ class SharedVolume:
         info = replace(ref.info, shape=(len(index), *ref.info.shape[1:]), nbytes=data.nbytes)
         return info, (data.reshape(-1),)
 
-    def _open(self, ref: ObjectRef, place: Place) -> int:
+    def _open(self, ref: ObjectRef, location: Location) -> int:
         try:
-            return os.open(path_of(place.segment), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path_of(location.segment), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise self._gone(ref) from None
 
-    def _map(self, ref: ObjectRef, place: Place) -> Parts:
-        fd = self._open(ref, place)
+    def _map(self, ref: ObjectRef, location: Location) -> Parts:
+        fd = self._open(ref, location)
         try:
             if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse the segment
                 raise self._gone(ref)
-            self._check(ref, place)
-            offsets, total = layout(place.sizes)
+            self._check(ref, location)
+            offsets, total = layout(location.sizes)
             number = next(self._numbers)
             # The kernel keeps an open file, and the lock on it, as long as anything is mapped through it: in
             # this process, or in a child that was forked meanwhile. No descriptor is needed for that.
-            data = map_private(fd, place.offset, total, lambda: self._mappings.discard(number))
+            data = map_private(fd, location.offset, total, lambda: self._mappings.discard(number))
             self._mappings.add(number)
         finally:
             os.close(fd)
-        return _split(data, offsets, place.sizes)
+        return _split(data, offsets, location.sizes)
 
     def _gone(self, ref: ObjectRef) -> StoreError:
         return StoreClosed(f"store {ref.store!r} is closed") if self._table.closed else _missing(ref)
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def pen(self, grant: Grant) -> Pen:
-        """Begin to write into a grant.
+    def open_writer(self, reservation: Reservation) -> SegmentWriter:
+        """Begin to write into a reservation.
 
         Raises:
             StoreError: it was taken back meanwhile.
         """
         try:
-            fd = os.open(path_of(grant.segment), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path_of(reservation.segment), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise StoreError("the reservation was taken back before its value was written") from None
         granted = try_lock(fd, exclusive=False)
-        if not granted or any(self._table.words[slot] != RESERVED | grant.token for slot in grant.slots):
+        if not granted or any(
+            self._table.words[slot] != RESERVED | reservation.token for slot in reservation.slots
+        ):
             os.close(fd)
             raise StoreError("the reservation was taken back before its value was written")
-        return Pen(self, grant, fd)
+        return SegmentWriter(self, reservation, fd)
 
-    def publish(self, slots: Sequence[int], generations: Sequence[int]) -> None:
+    def seal(self, slots: Sequence[int], generations: Sequence[int]) -> None:
         """Make values readable by reference, once their bytes are written."""
         for slot, generation in zip(slots, generations, strict=True):
             self._table.words[slot] = generation
@@ -220,7 +222,7 @@ class SharedVolume:
             self._known.move_to_end(segment)
             memory = self._known[segment]
             if memory is None:
-                # Through a file opened anew: a mapping would keep the lock of the pen's.
+                # Through a file opened anew: a mapping would keep the lock of the writer's.
                 fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
                 try:
                     memory = map_shared(fd, os.fstat(fd).st_size)
@@ -230,37 +232,37 @@ class SharedVolume:
             return memory
 
 
-class Pen:
-    """Writes into one grant. Holds the segment's lock until it is closed."""
+class SegmentWriter:
+    """Writes into one reservation. Holds the segment's lock until it is closed."""
 
-    def __init__(self, volume: SharedVolume, grant: Grant, fd: int) -> None:
-        self.grant = grant
+    def __init__(self, volume: SharedVolume, reservation: Reservation, fd: int) -> None:
+        self.reservation = reservation
         self._volume, self._fd = volume, fd
-        self._free_slots = list(reversed(grant.slots))
+        self._free_slots = list(reversed(reservation.slots))
         self._end = 0
 
     def room_for_all(self, count: int, nbytes: int) -> bool:
         """Whether so many small values of so many bytes altogether still fit."""
-        return len(self._free_slots) >= count and aligned(self._end, 0) + nbytes <= self.grant.nbytes
+        return len(self._free_slots) >= count and aligned(self._end, 0) + nbytes <= self.reservation.nbytes
 
-    def place(self, sizes: Sequence[int]) -> Place:
+    def allocate(self, sizes: Sequence[int]) -> Location:
         """Choose where the next value goes."""
         _, total = layout(sizes)
         offset = aligned(self._end, total)
-        assert offset + total <= self.grant.nbytes
+        assert offset + total <= self.reservation.nbytes
         self._end = offset + total
-        return Place(
-            segment=self.grant.segment, offset=offset, slot=self._free_slots.pop(), sizes=tuple(sizes)
+        return Location(
+            segment=self.reservation.segment, offset=offset, slot=self._free_slots.pop(), sizes=tuple(sizes)
         )
 
-    def write(self, place: Place, parts: Parts) -> None:
-        """Copy a value's bytes to its place."""
-        offsets, total = layout(place.sizes)
+    def write(self, location: Location, parts: Parts) -> None:
+        """Copy a value's bytes to its location."""
+        offsets, total = layout(location.sizes)
         memory = None
         if total >= MAP_BYTES:
-            memory = self._volume.shared(self.grant.segment)
+            memory = self._volume.shared(self.reservation.segment)
         for offset, part in zip(offsets, parts, strict=True):
-            start = place.offset + offset
+            start = location.offset + offset
             if memory is None:
                 write_all(self._fd, part, start)
             else:
@@ -274,7 +276,7 @@ class Pen:
 
 
 def total_bytes(sizes: Sequence[Sequence[int]]) -> int:
-    """How large a grant must be for values with parts of these sizes, in this order."""
+    """How large a reservation must be for values with parts of these sizes, in this order."""
     end = 0
     for each in sizes:
         _, total = layout(each)

@@ -1,6 +1,6 @@
 """The volume's side of shared memory: which segments there are, and who may write into or reuse them.
 
-    reserve ──> Grant ──(the writer copies)──> commit ──> live ──free──> idle ──reserve──> …
+    reserve ──> Reservation ──(the writer copies)──> commit ──> live ──free──> idle ──reserve──> …
                   └──writer gone──> retire
 
 All methods run on the volume's event loop. Only this class creates, reuses and removes segments.
@@ -43,7 +43,7 @@ _MOST_DELETED_EARLY = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grant:
+class Reservation:
     """A segment to write into.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Segment:
 
 
 @dataclass(slots=True, eq=False)
-class _Reservation:
+class _Pending:
     segment: _Segment
     open_slots: set[int]
     since: float
@@ -137,7 +137,7 @@ class SegmentPool:
     clock: Callable[[], float] = time.monotonic
     _segments: dict[str, _Segment] = field(default_factory=dict)
     _idle: list[_Segment] = field(default_factory=list)
-    _reservations: dict[int, _Reservation] = field(default_factory=dict)
+    _reservations: dict[int, _Pending] = field(default_factory=dict)
     _owner_of: dict[int, _Segment] = field(default_factory=dict)  # slot -> segment
     _spare_slots: list[int] = field(default_factory=list)
     _next_slot: int = FIRST_SLOT
@@ -147,7 +147,7 @@ class SegmentPool:
     _serial: int = 0
     _counts: PoolStats = field(default_factory=PoolStats)
 
-    async def reserve(self, nbytes: int, slots: int) -> Grant:
+    async def reserve(self, nbytes: int, slots: int) -> Reservation:
         """Find or make a segment for `slots` values of `nbytes` altogether.
 
         Raises:
@@ -172,8 +172,8 @@ class SegmentPool:
         numbers = self._take_slots(segment, slots)
         for slot in numbers:
             self.table.words[slot] = RESERVED | token
-        self._reservations[token] = _Reservation(segment, set(numbers), self.clock())
-        return Grant(token=token, segment=segment.name, nbytes=nbytes, slots=tuple(numbers))
+        self._reservations[token] = _Pending(segment, set(numbers), self.clock())
+        return Reservation(token=token, segment=segment.name, nbytes=nbytes, slots=tuple(numbers))
 
     def commit(self, token: int, values: Sequence[tuple[int, int]]) -> set[int]:
         """Take note that values are in their slots; the writer has set the words already.

@@ -24,7 +24,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class CachedRead:
     """One read.
 
     Attributes:
@@ -40,7 +40,7 @@ class Plan:
     entry: _Entry | None
 
 
-class RowCache:
+class RemoteRowCache:
     """Used from one thread. What was used last stays longest.
 
     Attributes:
@@ -54,14 +54,14 @@ class RowCache:
         self.hits = self.misses = self.nbytes = 0
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
 
-    def plan(self, ref: ObjectRef, rows: Rows | None) -> Plan:
+    def plan(self, ref: ObjectRef, rows: Rows | None) -> CachedRead:
         """What to fetch for a read of `rows`.
 
         Raises:
             ValueError: rows that the value does not have.
         """
         if not self._caches(ref.info, rows):
-            return Plan(ref, rows, rows, None)
+            return CachedRead(ref, rows, rows, None)
         count, width = ref.info.shape[0], ref.info.nbytes // ref.info.shape[0]
         every = range(count) if rows is None else check_rows(ref.info, rows, ref.key)
         wanted = np.unique(np.asarray(every, dtype=np.int64))
@@ -71,9 +71,9 @@ class RowCache:
         absent = wanted[~entry.there[wanted]]
         self.misses += len(absent)
         self.hits += len(wanted) - len(absent)
-        return Plan(ref, every, None if len(absent) == count else absent, entry)
+        return CachedRead(ref, every, None if len(absent) == count else absent, entry)
 
-    def complete(self, plan: Plan, info: ValueInfo, parts: Parts) -> tuple[ValueInfo, Parts]:
+    def complete(self, plan: CachedRead, info: ValueInfo, parts: Parts) -> tuple[ValueInfo, Parts]:
         """All rows asked for: of those fetched just now, in `parts`, and those kept."""
         entry, ref = plan.entry, plan.ref
         if entry is None:

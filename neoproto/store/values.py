@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from neoproto.errors import KeyMissing, StoreError
-from neoproto.store.base import ObjectRef, Place, Rows, ValueInfo
+from neoproto.store.base import Location, ObjectRef, Rows, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.counters import REPORTED
 from neoproto.store.local import SharedVolume, total_bytes
-from neoproto.store.pool import Grant, SegmentPool, Spill, default_limit
+from neoproto.store.pool import Reservation, SegmentPool, Spill, default_limit
 from neoproto.store.shm import Owner, Table, sweep_dead_owners, volume_prefix
-from neoproto.store.wire import Received, Sent, Wanted
+from neoproto.store.wire import SentValue, ValueReply, ValueRequest
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ class VolumeOptions:
 @dataclass(frozen=True, slots=True)
 class _Held:
     info: ValueInfo
-    place: Place | None
+    location: Location | None
     parts: Parts  # empty if there is a place
 
 
-class Values:
+class VolumeContents:
     """The values of one volume. All methods run on the volume's event loop.
 
     Attributes:
@@ -90,8 +90,10 @@ class Values:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    async def reserve(self, wanted: Sequence[tuple[int, int]], retired: Sequence[int] = ()) -> list[Grant]:
-        """Grants for (bytes, number of values) each: all of them, or none.
+    async def reserve(
+        self, wanted: Sequence[tuple[int, int]], retired: Sequence[int] = ()
+    ) -> list[Reservation]:
+        """Reservations for (bytes, number of values) each: all of them, or none.
 
         Args:
             retired: reservations that the caller is done with.
@@ -102,52 +104,52 @@ class Values:
         for token in retired:
             self._pool.retire(token)
         self._expire()
-        grants: list[Grant] = []
+        reservations: list[Reservation] = []
         try:
             for nbytes, slots in wanted:
-                grants.append(await self._pool.reserve(nbytes, slots))
+                reservations.append(await self._pool.reserve(nbytes, slots))
         except StoreError:
-            for grant in grants:
-                self._pool.retire(grant.token)
+            for reservation in reservations:
+                self._pool.retire(reservation.token)
             raise
-        return grants
+        return reservations
 
     def commit(self, tokens: Sequence[int], refs: Sequence[ObjectRef]) -> None:
-        """Take note of values whose bytes are in place.
+        """Take note of values whose bytes are in location.
 
         Raises:
             StoreError: a reservation was taken back.
         """
         for token, ref in zip(tokens, refs, strict=True):
-            assert ref.place is not None
-            if not self._pool.commit(token, [(ref.place.slot, ref.generation)]):
-                self._note(ref.key, ref.generation, _Held(ref.info, ref.place, ()))
+            assert ref.location is not None
+            if not self._pool.commit(token, [(ref.location.slot, ref.generation)]):
+                self._note(ref.key, ref.generation, _Held(ref.info, ref.location, ()))
 
-    async def keep(self, sent: Sequence[Sent]) -> list[Place | None]:
+    async def keep(self, sent: Sequence[SentValue]) -> list[Location | None]:
         """Keep values whose bytes came in a message: all of them, or none.
 
         Raises:
             StoreFull: they do not fit.
         """
-        places: list[Place | None] = [None] * len(sent)
+        places: list[Location | None] = [None] * len(sent)
         if self.prefix and sent:
             sizes = [[part.size for part in one.parts] for one in sent]
-            (grant,) = await self.reserve([(total_bytes(sizes), len(sent))])
-            pen = self._memory.pen(grant)
+            (reservation,) = await self.reserve([(total_bytes(sizes), len(sent))])
+            writer = self._memory.open_writer(reservation)
             placed: list[tuple[int, int]] = []
             for at, one in enumerate(sent):
-                place = places[at] = pen.place(sizes[at])
-                pen.write(place, one.parts)
-                self._memory.publish([place.slot], [one.generation])
-                placed.append((place.slot, one.generation))
-            pen.close()
-            self._pool.commit(grant.token, placed)
+                location = places[at] = writer.allocate(sizes[at])
+                writer.write(location, one.parts)
+                self._memory.seal([location.slot], [one.generation])
+                placed.append((location.slot, one.generation))
+            writer.close()
+            self._pool.commit(reservation.token, placed)
         for one, kept in zip(sent, places, strict=True):
             parts = one.parts if kept is None else ()
             self._note(one.key, one.generation, _Held(one.info, kept, parts))
         return places
 
-    def hear(self, report: tuple[str, dict[str, int]]) -> None:
+    def record_client_stats(self, report: tuple[str, dict[str, int]]) -> None:
         """Take note of what a client has done so far."""
         client, counts = report
         self._reports[client] = counts
@@ -159,11 +161,11 @@ class Values:
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def read(self, wanted: Wanted) -> Received:
+    def read(self, wanted: ValueRequest) -> ValueReply:
         """A value's bytes, or those of some rows, to be sent."""
         found = self._held.get((wanted.key, wanted.generation))
         if found is None:
-            return Received(problem="missing")
+            return ValueReply(problem="missing")
         info = found.info
         try:
             if wanted.rows is None:
@@ -172,15 +174,15 @@ class Values:
                 rows: Rows = check_rows(info, wanted.rows, wanted.key)
                 info, parts = self._rows(wanted, found, rows)
         except ValueError as error:
-            return Received(problem=str(error))
+            return ValueReply(problem=str(error))
         self._bytes_out += info.nbytes
-        return Received(info=info, parts=parts)
+        return ValueReply(info=info, parts=parts)
 
     def value_of(self, key: str) -> Any:
         """The newest value under a key, decoded. It has to be there."""
         generation = self.newest[key]
         held = self._held[key, generation]
-        if held.place is None:
+        if held.location is None:
             return decode(held.info, held.parts)
         return self._memory.read(self._ref(key, generation, held))
 
@@ -190,14 +192,19 @@ class Values:
 
     def _ref(self, key: str, generation: int, held: _Held) -> ObjectRef:
         return ObjectRef(
-            store=self._store, key=key, volume="", info=held.info, generation=generation, place=held.place
+            store=self._store,
+            key=key,
+            volume="",
+            info=held.info,
+            generation=generation,
+            location=held.location,
         )
 
     def _parts(self, key: str, generation: int) -> Parts:
         held = self._held[key, generation]
         return held.parts or self._memory.parts(self._ref(key, generation, held))
 
-    def _rows(self, wanted: Wanted, held: _Held, rows: Rows) -> tuple[ValueInfo, Parts]:
+    def _rows(self, wanted: ValueRequest, held: _Held, rows: Rows) -> tuple[ValueInfo, Parts]:
         return select_rows(held.info, self._parts(wanted.key, wanted.generation), rows)
 
     # -- deleting, and what holds it up ---------------------------------------------------------------------
@@ -245,8 +252,8 @@ class Values:
 
     def _free(self, key: str, generation: int) -> None:
         held = self._held.pop((key, generation), None)
-        if held is not None and held.place is not None:
-            self._pool.free(held.place.slot)
+        if held is not None and held.location is not None:
+            self._pool.free(held.location.slot)
 
     # -- all of them ----------------------------------------------------------------------------------------
 

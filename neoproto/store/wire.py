@@ -13,7 +13,7 @@ from neoproto.store.codec import Parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class SentValue:
     """A value on its way."""
 
     key: str
@@ -23,7 +23,7 @@ class Sent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class ValueRequest:
     """A value, or some of its rows, asked of a volume."""
 
     key: str
@@ -32,7 +32,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class RdmaOffer:
     """Parts that wait in a volume's memory, to be read by RDMA; see `neoproto.store.torchstore.rdma`.
 
     Attributes:
@@ -47,7 +47,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class ValueReply:
     """A volume's answer.
 
     Attributes:
@@ -57,12 +57,12 @@ class Received:
 
     info: ValueInfo | None = None
     parts: Parts = ()
-    offer: Offer | None = None
+    offer: RdmaOffer | None = None
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Located:
+class KeyLocation:
     """The index's answer for a key: a reference, or that a stock TorchStore client put it, or neither."""
 
     ref: ObjectRef | None
@@ -70,7 +70,7 @@ class Located:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gone:
+class DeletedValue:
     """A value that is no longer visible and whose bytes can go; generation 0 is one of a stock client.
 
     Attributes:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from neoproto.errors import StoreError
 from neoproto.weights.manifest import BucketRef, RemoteMemory
-from neoproto.weights.transport import BucketDraft, OpenBuckets
+from neoproto.weights.transport import OpenBuckets, UnsealedBuckets
 
 _POLL_S = 0.0002
 
@@ -49,10 +49,10 @@ class NixlTransport:
         except Exception as error:
             raise StoreError(f"transport 'nixl' cannot be used: {error}") from error
 
-    def start(self, sizes: Mapping[str, int]) -> BucketDraft:
-        return _NixlDraft(self, list(sizes), [self._buffer(nbytes) for nbytes in sizes.values()])
+    def create(self, sizes: Mapping[str, int]) -> UnsealedBuckets:
+        return _NixlBuckets(self, list(sizes), [self._buffer(nbytes) for nbytes in sizes.values()])
 
-    def open(self, spaces: Sequence[Any]) -> OpenBuckets:
+    def open(self, handles: Sequence[Any]) -> OpenBuckets:
         raise StoreError("weights in NIXL's memory are written by their own process only")
 
     def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
@@ -139,16 +139,16 @@ class NixlTransport:
             raise StoreError(f"bucket {bucket.key}: {bucket.nbytes} bytes {why}")
 
 
-class _NixlDraft:
-    spaces: tuple[()] = ()
+class _NixlBuckets:
+    handles: tuple[()] = ()
 
     def __init__(self, transport: NixlTransport, keys: list[str], buffers: list[Tensor]) -> None:
         self._transport, self._keys, self.buffers = transport, keys, buffers
 
-    def commit(self) -> Sequence[BucketRef]:
+    def seal(self) -> Sequence[BucketRef]:
         return self._transport.commit(self._keys, self.buffers)
 
-    def discard(self) -> None:
+    def abort(self) -> None:
         self._transport.give_back(self.buffers)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The buckets of one version while its ranks write them.
 
-reserve (first rank of each place) ──spaces──> open, write (every rank) ──> commit (first rank of each place)
+reserve (first rank of each place) ──handles──> open, write (every rank) ──> commit (first rank of each place)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from neoproto.weights.packing import Job, PackingPlan
 from neoproto.weights.peers import Peers, together
 from neoproto.weights.pinning import Pins
 from neoproto.weights.sharding import local_tensor, whole_tensor
-from neoproto.weights.transport import BucketDraft, OpenBuckets, Transport
+from neoproto.weights.transport import OpenBuckets, Transport, UnsealedBuckets
 
 
 class SlotWriting:
@@ -34,7 +34,7 @@ class SlotWriting:
         own = [index for index, bucket in enumerate(plan.buckets) if bucket.place == place]
         self._position = {index: position for position, index in enumerate(own)}
         self._sizes = {f"{prefix}/{index}": plan.buckets[index].nbytes for index in own}
-        self._draft: BucketDraft | None = None
+        self._unsealed: UnsealedBuckets | None = None
         self._committed: Sequence[BucketRef] = ()
 
     @property
@@ -53,8 +53,8 @@ class SlotWriting:
         Raises:
             StoreError: on every rank, if the slot could not be reserved or opened on one.
         """
-        spaces = together(self._peers, self._reserve)[self._scribe]
-        together(self._peers, lambda: self._open_and_fill(spaces, named_tensors))
+        handles = together(self._peers, self._reserve)[self._scribe]
+        together(self._peers, lambda: self._open_and_fill(handles, named_tensors))
 
     def commit(self) -> tuple[BucketRef, ...]:
         """Make the buckets readable; returns all, in the plan's order. Collective."""
@@ -65,9 +65,9 @@ class SlotWriting:
 
     def undo(self) -> None:
         """Leave nothing of what this rank reserved or committed. Not collective."""
-        if self._draft is not None:
-            self._draft.discard()
-            self._draft = None
+        if self._unsealed is not None:
+            self._unsealed.abort()
+            self._unsealed = None
         if self._committed:
             self._transport.delete(self._committed, missing_ok=True)
             self._committed = ()
@@ -75,17 +75,17 @@ class SlotWriting:
     def _reserve(self) -> Sequence[object]:
         if not (self._is_scribe and self._sizes):
             return ()
-        self._draft = self._transport.start(self._sizes)
-        return tuple(self._draft.spaces)
+        self._unsealed = self._transport.create(self._sizes)
+        return tuple(self._unsealed.handles)
 
-    def _open_and_fill(self, spaces: Sequence[object], named_tensors: Mapping[str, Tensor]) -> None:
-        opened: OpenBuckets | None = self._draft
-        if opened is None and spaces:
-            opened = self._transport.open(spaces)
+    def _open_and_fill(self, handles: Sequence[object], named_tensors: Mapping[str, Tensor]) -> None:
+        opened: OpenBuckets | None = self._unsealed
+        if opened is None and handles:
+            opened = self._transport.open(handles)
         try:
             self._fill([] if opened is None else opened.buffers, named_tensors)
         finally:
-            if opened is not None and opened is not self._draft:
+            if opened is not None and opened is not self._unsealed:
                 opened.close()
 
     def _fill(self, buffers: list[Tensor], named_tensors: Mapping[str, Tensor]) -> None:
@@ -105,10 +105,10 @@ class SlotWriting:
             torch.get_device_module(device).synchronize(device)
 
     def _commit(self) -> dict[int, BucketRef]:
-        if self._draft is None:
+        if self._unsealed is None:
             return {}
-        self._committed = self._draft.commit()
-        self._draft = None
+        self._committed = self._unsealed.seal()
+        self._unsealed = None
         return dict(zip(self._position, self._committed, strict=True))
 
 

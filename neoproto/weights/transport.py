@@ -1,8 +1,8 @@
 """How buckets of weights travel: one small interface, and the object store behind it.
 
-    publisher ──start──> draft: the slot's memory ──commit──> references ──manifest──> puller ──read──> bytes
+    publisher ──create──> unsealed buckets ──seal──> references ──manifest──> puller ──read──> bytes
 
-On one host the store's shared memory is both ends: a draft is written where it is read, and reading maps it.
+On one host the store's shared memory is both ends: a bucket is written where it is read, and reading maps it.
 Between hosts the store's volumes send what is asked for.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from neoproto.errors import StoreError
 from neoproto.store import ObjectRef, ObjectStore
-from neoproto.store.torchstore.writing import drafts_of
+from neoproto.store.torchstore.in_place import in_place_writer
 from neoproto.weights.manifest import BucketRef, RemoteMemory
 from neoproto.weights.options import TransportName
 
@@ -34,19 +34,19 @@ class OpenBuckets(Protocol):
         ...
 
 
-class BucketDraft(OpenBuckets, Protocol):
+class UnsealedBuckets(OpenBuckets, Protocol):
     """Buckets that are being written."""
 
     @property
-    def spaces(self) -> Sequence[Any]:
+    def handles(self) -> Sequence[Any]:
         """What ranks of the same place open them with."""
         ...
 
-    def commit(self) -> Sequence[BucketRef]:
+    def seal(self) -> Sequence[BucketRef]:
         """Make them readable."""
         ...
 
-    def discard(self) -> None:
+    def abort(self) -> None:
         """Forget them."""
         ...
 
@@ -60,14 +60,14 @@ class Transport(Protocol):
 
     @property
     def place(self) -> str:
-        """Ranks whose places are equal can open each other's drafts; "" if nobody else can."""
+        """Ranks whose places are equal can open each other's unsealed buckets; "" if nobody else can."""
         ...
 
-    def start(self, sizes: Mapping[str, int]) -> BucketDraft:
+    def create(self, sizes: Mapping[str, int]) -> UnsealedBuckets:
         """Memory for buckets: key -> bytes, each > 0."""
         ...
 
-    def open(self, spaces: Sequence[Any]) -> OpenBuckets:
+    def open(self, handles: Sequence[Any]) -> OpenBuckets:
         """Open what a rank of the same place started."""
         ...
 
@@ -117,26 +117,26 @@ class StoreTransport:
 
     def __init__(self, store: ObjectStore, *, in_place: bool = True) -> None:
         self._store = store
-        self._drafts = drafts_of(store) if in_place else None
+        self._in_place = in_place_writer(store) if in_place else None
         self._maps = getattr(store, "maps", None)
         self._spare: list[Tensor] = []
 
     @property
     def place(self) -> str:
-        return "" if self._drafts is None else f"volume {self._drafts.volume}"
+        return "" if self._in_place is None else f"volume {self._in_place.volume}"
 
-    def start(self, sizes: Mapping[str, int]) -> BucketDraft:
-        if self._drafts is not None:
-            return self._drafts.start(sizes)
+    def create(self, sizes: Mapping[str, int]) -> UnsealedBuckets:
+        if self._in_place is not None:
+            return self._in_place.create(sizes)
         wanted = list(sizes.values())
         if [buffer.numel() for buffer in self._spare] != wanted:
             self._spare = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in wanted]
-        return _PutDraft(self._store, list(sizes), self._spare)
+        return _PutBuckets(self._store, list(sizes), self._spare)
 
-    def open(self, spaces: Sequence[Any]) -> OpenBuckets:
-        if self._drafts is None:
+    def open(self, handles: Sequence[Any]) -> OpenBuckets:
+        if self._in_place is None:
             raise StoreError("there is no shared memory here to write weights into")
-        return self._drafts.open(spaces)
+        return self._in_place.open(handles)
 
     def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
         key = _in_store(bucket)
@@ -158,18 +158,18 @@ def _in_store(bucket: BucketRef) -> str | ObjectRef:
     return bucket
 
 
-class _PutDraft:
+class _PutBuckets:
     """Written in this process's own memory, the same for every version, and put from there."""
 
-    spaces: tuple[()] = ()
+    handles: tuple[()] = ()
 
     def __init__(self, store: ObjectStore, keys: Sequence[str], buffers: list[Tensor]) -> None:
         self._store, self._keys, self.buffers = store, keys, buffers
 
-    def commit(self) -> Sequence[BucketRef]:
+    def seal(self) -> Sequence[BucketRef]:
         return self._store.put_batch(dict(zip(self._keys, self.buffers, strict=True)))
 
-    def discard(self) -> None:
+    def abort(self) -> None:
         """Nothing was put."""
 
     def close(self) -> None:

@@ -4,7 +4,7 @@
     get   by reference into this machine: mapped on the caller's thread, no message
           else: client's loop ──> index (by key) ──> shared memory, or the volume
 
-A value is announced to the index when its bytes are in place, and an overwritten one is dropped after the
+A value is announced to the index when its bytes are in location, and an overwritten one is dropped after the
 index has the new one: a reader finds the old value or the new one.
 """
 
@@ -36,17 +36,17 @@ from neoproto.store.codec import decode, encode
 from neoproto.store.counters import REPORTED, ClientCounters
 from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
-from neoproto.store.pool import Grant
-from neoproto.store.rowcache import Plan, RowCache
+from neoproto.store.pool import Reservation
+from neoproto.store.rowcache import CachedRead, RemoteRowCache
 from neoproto.store.torchstore import rdma
 from neoproto.store.torchstore.putter import Putter, Written, new_generation
-from neoproto.store.torchstore.rpc import Line
+from neoproto.store.torchstore.rpc import RpcClient
 from neoproto.store.torchstore.snapshots import Lease, Snapshot
-from neoproto.store.wire import Gone, Received, Sent, Wanted, failure_of, pack
+from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of, pack
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.engine import StoreSpec
-    from neoproto.store.torchstore.writing import Drafts
+    from neoproto.store.torchstore.in_place import InPlaceWriter
 
 T = TypeVar("T")
 
@@ -82,11 +82,11 @@ class StoreClient:
         self._volumes: dict[str, Any] = {}
         self._memories: dict[str, SharedVolume | None] = {}
         self._memory_lock = threading.Lock()
-        self._cache = RowCache(_CACHE_BYTES)
+        self._cache = RemoteRowCache(_CACHE_BYTES)
         self._putter: Putter | None = None
         self._closed = False
         self._loop = LoopThread(f"client of store {spec.name!r}")
-        self._line = Line(f"replies of store {spec.name!r}")
+        self._rpc_client = RpcClient(f"replies of store {spec.name!r}")
         self._stock: Any = None
 
     @classmethod
@@ -161,16 +161,18 @@ class StoreClient:
         found: list[str] = self._run(self._call("listing keys", self._spec.index.keys, prefix), True)
         return found
 
-    def drafts(self) -> Drafts | None:
+    def in_place(self) -> InPlaceWriter | None:
         """Values to be written in place; None if this process cannot write to its volume's memory."""
-        from neoproto.store.torchstore.writing import Drafts  # with torch, which not every process needs
+        from neoproto.store.torchstore.in_place import (
+            InPlaceWriter,  # with torch, which not every process needs
+        )
 
         memory = self._memory(self.volume)
-        return None if memory is None else Drafts(self, memory)
+        return None if memory is None else InPlaceWriter(self, memory)
 
     def maps(self, ref: ObjectRef) -> bool:
         """Whether the value lies in memory that this process can map."""
-        return ref.place is not None and self._memory(ref.volume) is not None
+        return ref.location is not None and self._memory(ref.volume) is not None
 
     def fail(self, reason: str) -> None:
         """Have operations under way and later ones fail with `StoreError(reason)`: the store is lost."""
@@ -209,7 +211,7 @@ class StoreClient:
         Of a process: puts, gets, gets_shared (without a message), bytes_in, bytes_out (by message),
         bytes_mapped and bytes_copied (of shared memory), holds (segments kept by values it still has),
         cache_hits and cache_misses (rows of other hosts' values), cache_bytes. Of a run: those of all
-        processes, each as of its last put, and `Values.stats`.
+        processes, each as of its last put, and `VolumeContents.stats`.
         """
         if not run:
             return self._own_stats()
@@ -243,7 +245,7 @@ class StoreClient:
         forget_client(self)
         self._closed = True
         self._loop.close()
-        self._line.close()
+        self._rpc_client.close()
         if self._putter is not None:
             self._putter.close()
 
@@ -268,15 +270,15 @@ class StoreClient:
         """Put through shared memory: written here, then both the volume and the index are told."""
         if self._putter is None:
             self._putter = Putter(self.name, self.volume, memory, self.reserve)
-        return await self.tell(what, await self._putter.write(what, named))
+        return await self.publish(what, await self._putter.write(what, named))
 
-    async def tell(self, what: str, written: Written) -> list[ObjectRef]:
+    async def publish(self, what: str, written: Written) -> list[ObjectRef]:
         """Announce values whose bytes are in place; for the client's own writers."""
         packed = pack(written.refs)
         try:
             told: tuple[Any, Any] = await asyncio.gather(
-                self._ring(what, self.volume, "commit", written.tokens, packed, self._report()),
-                self._ring(what, None, "announce", packed),
+                self._rpc(what, self.volume, "commit", written.tokens, packed, self._report()),
+                self._rpc(what, None, "announce", packed),
                 return_exceptions=True,
             )
         finally:
@@ -291,17 +293,19 @@ class StoreClient:
                 raise outcome
         return written.refs
 
-    async def reserve(self, what: str, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
+    async def reserve(
+        self, what: str, wanted: list[tuple[int, int]], retired: list[int]
+    ) -> list[Reservation]:
         """Memory of this host's volume to write into; `retired` are reservations done with."""
-        grants: list[Grant] = await self._ring(what, self.volume, "reserve", wanted, retired)
-        return grants
+        reservations: list[Reservation] = await self._rpc(what, self.volume, "reserve", wanted, retired)
+        return reservations
 
     async def _send(self, what: str, named: list[tuple[str, Any]]) -> list[ObjectRef]:
         """Put by messages, into a volume of another host."""
         sent = []
         for key, value in named:
             info, parts = encode(value)
-            sent.append(Sent(key=key, generation=new_generation(), info=info, parts=parts))
+            sent.append(SentValue(key=key, generation=new_generation(), info=info, parts=parts))
         places = await self._call(what, self._volume(self.volume).put_many, sent, self._report())
         refs = [
             ObjectRef(
@@ -310,11 +314,11 @@ class StoreClient:
                 volume=self.volume,
                 info=one.info,
                 generation=one.generation,
-                place=place,
+                location=location,
             )
-            for one, place in zip(sent, places, strict=True)
+            for one, location in zip(sent, places, strict=True)
         ]
-        await self.drop(await self._ring(what, None, "announce", pack(refs)))
+        await self.drop(await self._rpc(what, None, "announce", pack(refs)))
         return refs
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
@@ -336,7 +340,7 @@ class StoreClient:
         named = {i: key for i, key in keys.items() if isinstance(key, str)}
         if not named:
             return refs
-        located = await self._ring("looking up keys", None, "locate", list(named.values()))
+        located = await self._rpc("looking up keys", None, "locate", list(named.values()))
         for (i, key), found in zip(named.items(), located, strict=True):
             if found.ref is not None:
                 refs[i] = found.ref
@@ -354,7 +358,7 @@ class StoreClient:
     ) -> None:
         """Read what is there into `values`; what a key named a moment ago may be gone, and is left out."""
         by_volume: dict[str, list[tuple[int, ObjectRef, Rows | None]]] = {}
-        plans: dict[int, Plan] = {}
+        plans: dict[int, CachedRead] = {}
         for item in wanted:
             i, ref, rows = item
             try:
@@ -391,7 +395,7 @@ class StoreClient:
         Raises:
             _NotHere: the volume has to be asked.
         """
-        memory = None if ref.place is None else self._memory(ref.volume)
+        memory = None if ref.location is None else self._memory(ref.volume)
         if memory is None:
             raise _NotHere
         try:
@@ -422,11 +426,13 @@ class StoreClient:
             return self._memories[volume]
 
     async def _ask(
-        self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, Plan]
-    ) -> list[Received]:
-        request = [Wanted(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items]
+        self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, CachedRead]
+    ) -> list[ValueReply]:
+        request = [
+            ValueRequest(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items
+        ]
         what, actor = f"get of {items[0][1].key!r}", self._volume(volume)
-        answers: list[Received] = await self._call(what, actor.get_many, request, self._rdma)
+        answers: list[ValueReply] = await self._call(what, actor.get_many, request, self._rdma)
         offers = [answer.offer.number for answer in answers if answer.offer is not None]
         if offers:
             answers = [await self._bounded(what, rdma.fetch(answer)) for answer in answers]
@@ -437,20 +443,20 @@ class StoreClient:
         if not keys:
             return
         request = [(_name(key), key.generation if isinstance(key, ObjectRef) else None) for key in keys]
-        found = await self._ring(f"delete of {request[0][0]!r}", None, "retract", request)
+        found = await self._rpc(f"delete of {request[0][0]!r}", None, "retract", request)
         await self.drop([gone for each in found for gone in each])
         missing = [_name(key) for key, each in zip(keys, found, strict=True) if not each]
         if missing and not missing_ok:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
 
-    async def drop(self, gone: list[Gone]) -> None:
+    async def drop(self, gone: list[DeletedValue]) -> None:
         """Let bytes go whose values nobody can find any more."""
         by_volume: dict[str, list[tuple[str, int, int]]] = {}
         for item in gone:
             by_volume.setdefault(item.volume, []).append((item.key, item.generation, item.slot))
         await asyncio.gather(
             *(
-                self._ring(f"delete of {items[0][0]!r}", volume, "delete_many", items)
+                self._rpc(f"delete of {items[0][0]!r}", volume, "delete_many", items)
                 for volume, items in by_volume.items()
             )
         )
@@ -467,17 +473,17 @@ class StoreClient:
             self._stock = self._spec.stock_client()
         return self._stock
 
-    async def _ring(self, what: str, volume: str | None, method: str, *args: Any) -> Any:
+    async def _rpc(self, what: str, volume: str | None, method: str, *args: Any) -> Any:
         """Call a volume, or the index, past its endpoints."""
-        actor, address = self._spec.index, self._spec.index_line
+        actor, address = self._spec.index, self._spec.index_address
         if volume is not None:
-            actor, address = self._volume(volume), self._spec.lines[volume]
+            actor, address = self._volume(volume), self._spec.addresses[volume]
 
         def alive() -> Awaitable[Any]:
             answer: Awaitable[Any] = actor.identify.call_one().as_asyncio()
             return answer
 
-        return await self._bounded(what, self._line.call(address, alive, method, args))
+        return await self._bounded(what, self._rpc_client.call(address, alive, method, args))
 
     async def _call(self, what: str, endpoint: Any, *args: Any) -> Any:
         return await self._bounded(what, endpoint.call_one(*args).as_asyncio())

@@ -21,7 +21,7 @@ from monarch.actor import Actor, endpoint, get_or_spawn_controller
 from neoproto.errors import StoreClosed
 
 if TYPE_CHECKING:
-    from neoproto.store.torchstore.stock import Placement
+    from neoproto.store.torchstore.stock import StockStrategy
 
 _CLOSED = "neoproto-closed-stores"
 _idle: list[Any] = []
@@ -40,13 +40,13 @@ class Directory(Actor):
         self._name, self._places = name, places
 
     @endpoint
-    async def get_controller_strategy(self) -> Placement:
+    async def get_controller_strategy(self) -> StockStrategy:
         """The placement, which carries the index; what a stock client asks."""
-        from neoproto.store.torchstore.stock import Placement
+        from neoproto.store.torchstore.stock import StockStrategy
 
         if not self._places:
             raise StoreClosed(f"store {self._name!r} is closed")
-        return Placement(*self._places)
+        return StockStrategy(*self._places)
 
     @endpoint
     async def close(self) -> None:

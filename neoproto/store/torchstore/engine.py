@@ -25,18 +25,26 @@ os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
 from monarch.actor import Actor, current_rank, endpoint
 
 from neoproto.errors import StoreClosed, StoreError
-from neoproto.store.base import ObjectRef, Place
-from neoproto.store.pool import Grant
+from neoproto.store.base import Location, ObjectRef
+from neoproto.store.pool import Reservation
 from neoproto.store.shm import remove_files
 from neoproto.store.torchstore.client import StoreClient
 from neoproto.store.torchstore.directory import close_directory, open_directory
-from neoproto.store.torchstore.rdma import Offers, available
-from neoproto.store.torchstore.rpc import Address, Switchboard
-from neoproto.store.values import Values, VolumeOptions, volume_ids
-from neoproto.store.wire import Gone, Located, Received, Sent, Wanted, text_of, unpack
+from neoproto.store.torchstore.rdma import RdmaOffers, available
+from neoproto.store.torchstore.rpc import Address, RpcServer
+from neoproto.store.values import VolumeContents, VolumeOptions, volume_ids
+from neoproto.store.wire import (
+    DeletedValue,
+    KeyLocation,
+    SentValue,
+    ValueReply,
+    ValueRequest,
+    text_of,
+    unpack,
+)
 
 if TYPE_CHECKING:
-    from neoproto.store.torchstore.stock import Notes, Storage
+    from neoproto.store.torchstore.stock import StockIndex, StockVolume
 
 __all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
@@ -47,20 +55,20 @@ _START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeCard:
+class VolumeAddress:
     """What a volume tells of itself.
 
     Attributes:
         volume: its id.
         prefix: how the names of its files in shared memory begin; "" if it has none.
         rdma: whether it has the hardware.
-        line: where it is called past its endpoints.
+        address: where it is called past its endpoints.
     """
 
     volume: str
     prefix: str
     rdma: bool
-    line: Address
+    address: Address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +83,7 @@ class StoreSpec:
         sharing: which volumes a client reads and writes in shared memory: "machine" all whose files it finds,
             "host" those of its own host id.
         volume_mesh, index: the actors.
-        lines, index_line: where they are called past their endpoints; see `neoproto.store.torchstore.rpc`.
+        addresses, index_address: where they are called past their endpoints; see `torchstore.rpc`.
         remote: how large values come from other hosts: "rdma", "message", or "auto", which is RDMA where both
             sides have the hardware.
         timeout_s: how long one operation may take.
@@ -88,8 +96,8 @@ class StoreSpec:
     sharing: Literal["machine", "host", "off"]
     volume_mesh: Any
     index: Any
-    lines: dict[str, Address]
-    index_line: Address
+    addresses: dict[str, Address]
+    index_address: Address
     remote: Remote
     timeout_s: float
 
@@ -99,9 +107,9 @@ class StoreSpec:
 
     def stock_client(self) -> Any:
         """A TorchStore client, for values that TorchStore's own API put."""
-        from neoproto.store.torchstore.stock import Placement, stock_client
+        from neoproto.store.torchstore.stock import StockStrategy, stock_client
 
-        return stock_client(Placement(self.volume_mesh, self.volumes, self.index))
+        return stock_client(StockStrategy(self.volume_mesh, self.volumes, self.index))
 
 
 class Volume(Actor):
@@ -109,18 +117,18 @@ class Volume(Actor):
 
     def __init__(self, ids: Sequence[str], options: VolumeOptions) -> None:
         self.volume_id: str = ids[current_rank().rank]
-        self.values = Values(options)
-        self.offers = Offers()
+        self.values = VolumeContents(options)
+        self.offers = RdmaOffers()
         self.closed = False
-        self._storage: Storage | None = None
-        self._line: Switchboard | None = None
+        self._storage: StockVolume | None = None
+        self._rpc_server: RpcServer | None = None
 
-    def _stock(self) -> Storage:
+    def _stock(self) -> StockVolume:
         """What stock clients put and read; made when the first of them calls."""
         if self._storage is None:
-            from neoproto.store.torchstore.stock import Storage
+            from neoproto.store.torchstore.stock import StockVolume
 
-            self._storage = Storage(self.values)
+            self._storage = StockVolume(self.values)
         return self._storage
 
     def _replaced(self, keys: Iterable[str]) -> None:
@@ -133,12 +141,12 @@ class Volume(Actor):
             raise StoreClosed("the store is closed")
 
     @endpoint
-    async def identify(self) -> VolumeCard:
+    async def identify(self) -> VolumeAddress:
         """What others need to know of it."""
-        if self._line is None:
+        if self._rpc_server is None:
             methods = (self.reserve, self.commit, self.delete_many)
-            self._line = Switchboard("volume", {method.__name__: method for method in methods})
-        return VolumeCard(self.volume_id, self.values.prefix, available(), self._line.address)
+            self._rpc_server = RpcServer("volume", {method.__name__: method for method in methods})
+        return VolumeAddress(self.volume_id, self.values.prefix, available(), self._rpc_server.address)
 
     @endpoint
     async def close(self) -> None:
@@ -147,30 +155,32 @@ class Volume(Actor):
         self._forget_all()
         self.values.close()
 
-    async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Grant]:
-        """See `Values.reserve`; StoreClosed after `close`, as from all below."""
+    async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Reservation]:
+        """See `VolumeContents.reserve`; StoreClosed after `close`, as from all below."""
         self._check_open()
         return await self.values.reserve(wanted, retired)
 
     def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
-        """See `Values.commit` and `Values.hear`."""
+        """See `VolumeContents.commit` and `VolumeContents.record_client_stats`."""
         self._check_open()
-        self.values.hear(report)
+        self.values.record_client_stats(report)
         refs = unpack(packed)
         self.values.commit(tokens, refs)
         self._replaced(ref.key for ref in refs)
 
     @endpoint
-    async def put_many(self, sent: list[Sent], report: tuple[str, dict[str, int]]) -> list[Place | None]:
+    async def put_many(
+        self, sent: list[SentValue], report: tuple[str, dict[str, int]]
+    ) -> list[Location | None]:
         """Keep values. They become visible when the index is told. Returns where each is."""
         self._check_open()
-        self.values.hear(report)
+        self.values.record_client_stats(report)
         places = await self.values.keep(sent)
         self._replaced(value.key for value in sent)
         return places
 
     @endpoint
-    async def get_many(self, wanted: list[Wanted], rdma: bool) -> list[Received]:
+    async def get_many(self, wanted: list[ValueRequest], rdma: bool) -> list[ValueReply]:
         """Read values, or of each some rows; large ones are on offer if the caller can use `rdma`."""
         self._check_open()
         found = [self.values.read(item) for item in wanted]
@@ -178,7 +188,7 @@ class Volume(Actor):
 
     @endpoint
     async def withdraw(self, offers: list[int]) -> None:
-        """See `Offers.withdraw`."""
+        """See `RdmaOffers.withdraw`."""
         await self.offers.withdraw(offers)
 
     @endpoint
@@ -196,7 +206,7 @@ class Volume(Actor):
 
     @endpoint
     async def lease(self, key: str, generation: int, holder: str, seconds: float) -> None:
-        """See `Values.lease`; 0 seconds end it."""
+        """See `VolumeContents.lease`; 0 seconds end it."""
         self._check_open()
         if seconds > 0:
             self.values.lease(key, generation, holder, seconds)
@@ -205,7 +215,7 @@ class Volume(Actor):
 
     @endpoint
     async def stats(self) -> dict[str, int]:
-        """See `Values.stats`; TorchStore's own values are not counted. `offered`: answers read by RDMA."""
+        """See `VolumeContents.stats`; without stock clients' values. `offered`: answers read by RDMA."""
         return self.values.stats() | {"offered": self.offers.made}
 
     # -- what a stock client calls ------------------------------------------------------------------------
@@ -253,32 +263,32 @@ class Index(Actor):
     def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]]) -> None:
         self._volume_mesh, self._volumes = volume_mesh, volumes
         self.refs: dict[str, ObjectRef] = {}
-        self._notes: Notes | None = None
-        self._line: Switchboard | None = None
+        self._stock_index: StockIndex | None = None
+        self._rpc_server: RpcServer | None = None
         self._open = True
 
-    def _stock(self) -> Notes:
-        """Notes on what stock clients put; made when the first of them calls."""
-        if self._notes is None:
-            from neoproto.store.torchstore.stock import Notes
+    def _stock(self) -> StockIndex:
+        """StockIndex on what stock clients put; made when the first of them calls."""
+        if self._stock_index is None:
+            from neoproto.store.torchstore.stock import StockIndex
 
-            self._notes = Notes()
-        return self._notes
+            self._stock_index = StockIndex()
+        return self._stock_index
 
     @property
-    def _noted(self) -> dict[str, Any]:
+    def _stock_volumes(self) -> dict[str, Any]:
         """Key -> volumes, of what stock clients put."""
-        return {} if self._notes is None else self._notes.keys_to_storage_volumes
+        return {} if self._stock_index is None else self._stock_index.keys_to_storage_volumes
 
     @endpoint
     async def identify(self) -> Address:
         """Where it is called past its endpoints."""
-        if self._line is None:
+        if self._rpc_server is None:
             methods = (self.announce, self.locate, self.retract)
-            self._line = Switchboard("index", {method.__name__: method for method in methods})
-        return self._line.address
+            self._rpc_server = RpcServer("index", {method.__name__: method for method in methods})
+        return self._rpc_server.address
 
-    def announce(self, packed: bytes) -> list[Gone]:
+    def announce(self, packed: bytes) -> list[DeletedValue]:
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
         self._check_open()
         displaced = []
@@ -287,15 +297,15 @@ class Index(Actor):
             self.refs[ref.key] = ref
         return displaced
 
-    def locate(self, keys: list[str]) -> list[Located]:
+    def locate(self, keys: list[str]) -> list[KeyLocation]:
         """Where keys are."""
         self._check_open()
-        return [Located(ref=self.refs.get(key), stock=key in self._noted) for key in keys]
+        return [KeyLocation(ref=self.refs.get(key), stock=key in self._stock_volumes) for key in keys]
 
-    def retract(self, keys: list[tuple[str, int | None]]) -> list[list[Gone]]:
+    def retract(self, keys: list[tuple[str, int | None]]) -> list[list[DeletedValue]]:
         """Make values invisible; with a generation, only if it is the newest. Returns what each key had."""
         self._check_open()
-        found: list[list[Gone]] = []
+        found: list[list[DeletedValue]] = []
         for key, generation in keys:
             ref = self.refs.get(key)
             stale = generation is not None and (ref is None or ref.generation != generation)
@@ -306,11 +316,13 @@ class Index(Actor):
         if not self._open:
             raise StoreClosed("the store is closed")
 
-    def _forget(self, key: str) -> list[Gone]:
-        gone = [Gone(key=key, generation=0, volume=volume) for volume in self._noted.pop(key, {})]
+    def _forget(self, key: str) -> list[DeletedValue]:
+        gone = [
+            DeletedValue(key=key, generation=0, volume=volume) for volume in self._stock_volumes.pop(key, {})
+        ]
         if (ref := self.refs.pop(key, None)) is not None:
-            slot = 0 if ref.place is None else ref.place.slot
-            gone.append(Gone(key=key, generation=ref.generation, volume=ref.volume, slot=slot))
+            slot = 0 if ref.location is None else ref.location.slot
+            gone.append(DeletedValue(key=key, generation=ref.generation, volume=ref.volume, slot=slot))
         return gone
 
     @endpoint
@@ -322,24 +334,24 @@ class Index(Actor):
         old = self.refs.pop(key, None)
         if old is not None and old.volume != storage_volume_id:
             volume = self._volume_mesh.slice(**self._volumes[old.volume])
-            await volume.forget.call_one([(key, old.generation, old.place.slot if old.place else 0)])
-        self._stock().note(key, request, storage_volume_id)
+            await volume.forget.call_one([(key, old.generation, old.location.slot if old.location else 0)])
+        self._stock().on_put(key, request, storage_volume_id)
 
     @endpoint
     async def notify_delete(self, key: str, storage_volume_id: str) -> None:
         if self.refs.pop(key, None) is None:
-            self._stock().strike(key, storage_volume_id)
+            self._stock().on_delete(key, storage_volume_id)
 
     @endpoint
     async def keys(self, prefix: str | None = None) -> list[str]:
-        every = [*self.refs, *self._noted]
+        every = [*self.refs, *self._stock_volumes]
         return [key for key in every if prefix is None or key == prefix or key.startswith(f"{prefix}.")]
 
     @endpoint
     async def teardown(self) -> None:
         self._open = False
         self.refs.clear()
-        self._notes = None
+        self._stock_index = None
 
 
 class StoreServer:
@@ -410,7 +422,7 @@ class StoreServer:
                 volumes = {volume: point for volume, (point, _) in cards.items()}
                 index = index_procs.spawn("index", Index, mesh, volumes)
                 index = index.slice(**dict.fromkeys(index.extent, 0))
-                index_line = await index.identify.call_one()
+                index_address = await index.identify.call_one()
                 directory = await open_directory(name, mesh, volumes, index)
         except TimeoutError as error:
             raise StoreError(f"store {name!r} did not start within {limit} s") from error
@@ -423,8 +435,8 @@ class StoreServer:
             sharing=sharing,
             volume_mesh=mesh,
             index=index,
-            lines={volume: card.line for volume, (_, card) in cards.items()},
-            index_line=index_line,
+            addresses={volume: card.address for volume, (_, card) in cards.items()},
+            index_address=index_address,
             remote="message" if remote == "auto" and not everywhere else remote,
             timeout_s=timeout_s,
         )

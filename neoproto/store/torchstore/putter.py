@@ -1,7 +1,7 @@
 """The writing half of a client: from values to bytes in shared memory, ready to be told of.
 
-    small ──> arena: a grant reserved before, filled bit by bit          no message before the bytes are there
-    else  ──> reserve: one grant a large value, one for all the rest      one message
+    small ──> arena: memory reserved before, filled bit by bit          no message before the bytes are there
+    else  ──> reserve: one reservation a large value, one for all the rest      one message
 
 All methods run on the client's loop; large copies go to a thread.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from neoproto.errors import StoreError
-from neoproto.store.base import ObjectRef, Place, ValueInfo
+from neoproto.store.base import Location, ObjectRef, ValueInfo
 from neoproto.store.codec import Parts, encode
-from neoproto.store.local import Pen, SharedVolume, total_bytes
-from neoproto.store.pool import Grant
+from neoproto.store.local import SegmentWriter, SharedVolume, total_bytes
+from neoproto.store.pool import Reservation
 
 ARENA_BYTES = 256 << 10
 ARENA_SLOTS = 64
@@ -27,7 +27,7 @@ LARGE_BYTES = 1 << 20
 """Values of at least this size have a segment of their own, so that its memory goes when they go."""
 _THREAD_BYTES = 1 << 20
 
-Reserve = Callable[[str, list[tuple[int, int]], list[int]], Awaitable[list[Grant]]]
+Reserve = Callable[[str, list[tuple[int, int]], list[int]], Awaitable[list[Reservation]]]
 
 
 def new_generation() -> int:
@@ -42,17 +42,17 @@ class Written:
     Attributes:
         refs: to them.
         tokens: the reservation of each.
-        pens: to be closed when the volume knows.
+        writers: to be closed when the volume knows.
     """
 
     refs: list[ObjectRef]
     tokens: list[int]
-    pens: list[Pen]
+    writers: list[SegmentWriter]
 
     def close(self) -> None:
         """Let go of the segments' locks."""
-        for pen in self.pens:
-            pen.close()
+        for writer in self.writers:
+            writer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Putter:
 
     def __init__(self, store: str, volume: str, memory: SharedVolume, reserve: Reserve) -> None:
         """Args:
-        reserve: asks the volume for grants; takes what for, (bytes, slots) each, and reservations done with.
+        reserve: asks the volume; takes what for, (bytes, slots) each, and reservations done with.
         """
         self._store, self._volume, self._memory, self._reserve = store, volume, memory, reserve
-        self._arena: Pen | None = None
+        self._arena: SegmentWriter | None = None
         self._retired: list[int] = []
         self._arena_lock = asyncio.Lock()
 
@@ -92,48 +92,52 @@ class Putter:
         groups = [[v] for v in large] + ([rest] if rest else [])
         wanted = [(total_bytes([v.sizes for v in group]), len(group)) for group in groups]
         retired, self._retired = self._retired, []
-        grants = await self._reserve(what, wanted, retired)
-        pens: list[Pen] = []
+        reservations = await self._reserve(what, wanted, retired)
+        writers: list[SegmentWriter] = []
         try:
-            for grant in grants:
-                pens.append(self._memory.pen(grant))
+            for reservation in reservations:
+                writers.append(self._memory.open_writer(reservation))
             jobs = [
-                (pen, pen.place(v.sizes), v) for pen, group in zip(pens, groups, strict=True) for v in group
+                (writer, writer.allocate(v.sizes), v)
+                for writer, group in zip(writers, groups, strict=True)
+                for v in group
             ]
             if sum(v.info.nbytes for v in values) >= _THREAD_BYTES:
                 await asyncio.to_thread(_copy, jobs)
             else:
                 _copy(jobs)
         except BaseException:
-            for pen in pens:
-                pen.close()
-            self._retired += [grant.token for grant in grants]
+            for writer in writers:
+                writer.close()
+            self._retired += [reservation.token for reservation in reservations]
             raise
-        by_key = {id(v): (pen, place) for pen, place, v in jobs}
-        return self._publish([(*by_key[id(v)], v) for v in values], pens)
+        by_key = {id(v): (writer, location) for writer, location, v in jobs}
+        return self._publish([(*by_key[id(v)], v) for v in values], writers)
 
     async def _write_small(self, what: str, values: list[_Value]) -> Written:
         async with self._arena_lock:
-            pen = self._arena
+            writer = self._arena
             total = total_bytes([v.sizes for v in values])
-            if pen is None or not pen.room_for_all(len(values), total):
-                pen = await self._new_arena(what)
-            jobs = [(pen, pen.place(v.sizes), v) for v in values]
+            if writer is None or not writer.room_for_all(len(values), total):
+                writer = await self._new_arena(what)
+            jobs = [(writer, writer.allocate(v.sizes), v) for v in values]
             _copy(jobs)
             return self._publish(jobs, [])
 
-    async def _new_arena(self, what: str) -> Pen:
+    async def _new_arena(self, what: str) -> SegmentWriter:
         if self._arena is not None:
             # Committed values stay; what was not used is free again. Told with the next reservation.
             self._arena.close()
-            self._retired.append(self._arena.grant.token)
+            self._retired.append(self._arena.reservation.token)
             self._arena = None
         retired, self._retired = self._retired, []
-        (grant,) = await self._reserve(what, [(ARENA_BYTES, ARENA_SLOTS)], retired)
-        self._arena = self._memory.pen(grant)
+        (reservation,) = await self._reserve(what, [(ARENA_BYTES, ARENA_SLOTS)], retired)
+        self._arena = self._memory.open_writer(reservation)
         return self._arena
 
-    def _publish(self, jobs: Sequence[tuple[Pen, Place, _Value]], pens: list[Pen]) -> Written:
+    def _publish(
+        self, jobs: Sequence[tuple[SegmentWriter, Location, _Value]], writers: list[SegmentWriter]
+    ) -> Written:
         refs = [
             ObjectRef(
                 store=self._store,
@@ -141,12 +145,12 @@ class Putter:
                 volume=self._volume,
                 info=value.info,
                 generation=new_generation(),
-                place=place,
+                location=location,
             )
-            for _, place, value in jobs
+            for _, location, value in jobs
         ]
-        self._memory.publish([place.slot for _, place, _ in jobs], [ref.generation for ref in refs])
-        return Written(refs, [pen.grant.token for pen, _, _ in jobs], pens)
+        self._memory.seal([location.slot for _, location, _ in jobs], [ref.generation for ref in refs])
+        return Written(refs, [writer.reservation.token for writer, _, _ in jobs], writers)
 
     def close(self) -> None:
         """Let go of the arena; the volume takes back what is left of it."""
@@ -155,9 +159,9 @@ class Putter:
             self._arena = None
 
 
-def _copy(jobs: Sequence[tuple[Pen, Place, _Value]]) -> None:
-    for pen, place, value in jobs:
+def _copy(jobs: Sequence[tuple[SegmentWriter, Location, _Value]]) -> None:
+    for writer, location, value in jobs:
         try:
-            pen.write(place, value.parts)
+            writer.write(location, value.parts)
         except OSError as error:
             raise StoreError(f"{value.key!r} could not be written: {error.strerror}") from error

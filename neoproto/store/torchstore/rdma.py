@@ -1,7 +1,7 @@
 """Large values between hosts by Monarch's RDMA: the client reads them out of the volume's memory.
 
-client ──get_many──> volume: parts stay where they are, `Offers` keeps them
-       <──Offer────
+client ──get_many──> volume: parts stay where they are, `RdmaOffers` keeps them
+       <──RdmaOffer────
 client reads ──withdraw──> volume lets go            a client that died: it lets go when the offer is old
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from monarch.rdma import RDMABuffer, is_ibverbs_available
 
 from neoproto.store.codec import Parts
-from neoproto.store.wire import Offer, Received
+from neoproto.store.wire import RdmaOffer, ValueReply
 
 OFFER_BYTES = 1 << 20
 """Values of at least this size are offered, smaller ones are sent: registering memory costs a message too."""
@@ -36,7 +36,7 @@ class _Kept:
     since: float
 
 
-class Offers:
+class RdmaOffers:
     """What a volume has on offer. All methods run on its event loop.
 
     Attributes:
@@ -51,7 +51,7 @@ class Offers:
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def instead(self, answer: Received) -> Received:
+    async def instead(self, answer: ValueReply) -> ValueReply:
         """The answer with an offer in place of its bytes, if it is large."""
         await self.withdraw([number for number, kept in self._kept.items() if self._is_old(kept)])
         if sum(part.size for part in answer.parts) < OFFER_BYTES:
@@ -60,7 +60,7 @@ class Offers:
         self.made += 1
         self._kept[self.made] = _Kept(answer.parts, buffers, self._clock())
         sizes = tuple(part.size for part in answer.parts)
-        return replace(answer, parts=(), offer=Offer(number=self.made, sizes=sizes, buffers=buffers))
+        return replace(answer, parts=(), offer=RdmaOffer(number=self.made, sizes=sizes, buffers=buffers))
 
     async def withdraw(self, numbers: Sequence[int]) -> None:
         """Let go; offers that are gone already are ignored."""
@@ -73,7 +73,7 @@ class Offers:
         return self._clock() > kept.since + _LIFE_S
 
 
-async def fetch(answer: Received) -> Received:
+async def fetch(answer: ValueReply) -> ValueReply:
     """The answer with its bytes, read from where they are on offer."""
     if answer.offer is None:
         return answer

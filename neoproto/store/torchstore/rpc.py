@@ -78,7 +78,7 @@ class _Mailbox:
             self._sink(*message)
 
 
-class Switchboard:
+class RpcServer:
     """Serves some methods of an actor. Make it on the actor's event loop: they run there, async ones overlap.
 
     Attributes:
@@ -120,7 +120,7 @@ class Switchboard:
         self._mailbox.send(back, (number, False, told))
 
 
-class Line:
+class RpcClient:
     """A client's end. All calls are made on one event loop."""
 
     def __init__(self, name: str) -> None:

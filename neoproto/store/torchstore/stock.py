@@ -1,11 +1,11 @@
 """What the store does for stock TorchStore clients. The only file that imports TorchStore (0.1.2).
 
-    stock client ──> Directory ──> Placement ──> LocalClient ──> Index (`Notes`) and Volumes (`Storage`)
+    stock client ─> Directory ─> StockStrategy ─> LocalClient ─> Index (`StockIndex`), Volume (`StockVolume`)
 
 What it adapts, and until when:
 
-- `Notes` is TorchStore's controller as a plain object. Monarch 0.7 refuses an actor that mixes sync and async
-  endpoints. Remove when TorchStore's controller has one kind.
+- `StockIndex` is TorchStore's controller as a plain object. Monarch 0.7 refuses an actor that mixes sync and
+  async endpoints. Remove when TorchStore's controller has one kind.
 - `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
   controller into the program's own process. Remove when TorchStore can place it.
 - `pipe.rdma_available` asks Monarch in the words of 0.7; TorchStore's own are deprecated there and warn.
@@ -33,10 +33,10 @@ from torchstore.transport import pipe
 from neoproto.store.base import ObjectRef
 from neoproto.store.torchstore.client import home_volume
 from neoproto.store.torchstore.rdma import available
-from neoproto.store.values import Values
+from neoproto.store.values import VolumeContents
 
 
-class Placement(TorchStoreStrategy):
+class StockStrategy(TorchStoreStrategy):
     """Which volume a stock client puts into. Ours choose for themselves."""
 
     def __init__(self, volume_mesh: Any, volumes: dict[str, dict[str, int]], index: Any = None) -> None:
@@ -57,10 +57,10 @@ class Placement(TorchStoreStrategy):
         return self.get_storage_volume(volume_id), volume_id
 
 
-class Storage(InMemoryStore):
+class StockVolume(InMemoryStore):
     """A volume's values: TorchStore's own (`kv`), and those of our clients beside them."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: VolumeContents) -> None:
         super().__init__()
         self.values = values
 
@@ -97,7 +97,7 @@ class Storage(InMemoryStore):
         return generation is not None
 
 
-class Notes(Controller):
+class StockIndex(Controller):
     """What the index knows of stock clients' values: TorchStore's controller, its methods called directly.
 
     Attributes:
@@ -124,19 +124,19 @@ class Notes(Controller):
         located: dict[str, StorageInfo] = Controller.locate_volumes._method(self, key)
         return located
 
-    def note(self, key: str, request: Any, volume_id: str) -> None:
+    def on_put(self, key: str, request: Any, volume_id: str) -> None:
         """Something was put; unless it is a further shard, it is all there is under the key from now on."""
         known = self.keys_to_storage_volumes.get(key, {}).values()
         if request.tensor_slice is None or any(i.object_type != ObjectType.TENSOR_SLICE for i in known):
             self.keys_to_storage_volumes.pop(key, None)
         Controller.notify_put._method(self, key, request, volume_id)
 
-    def strike(self, key: str, volume_id: str) -> None:
+    def on_delete(self, key: str, volume_id: str) -> None:
         """Something is deleted."""
         Controller.notify_delete._method(self, key, volume_id)
 
 
-def stock_client(placement: Placement) -> Any:
+def stock_client(placement: StockStrategy) -> Any:
     """A TorchStore client of the store, for values that TorchStore's own API put."""
     return LocalClient(controller=placement.index, strategy=placement)
 
@@ -160,7 +160,7 @@ def _attach_stock_client() -> None:
     original = LocalClient.__init__
 
     def attach(self: Any, controller: Any, strategy: Any) -> None:
-        ours = isinstance(strategy, Placement)
+        ours = isinstance(strategy, StockStrategy)
         original(self, _PayloadFree(strategy.index) if ours else controller, strategy)
 
     LocalClient.__init__ = attach

@@ -27,10 +27,10 @@ def hold(prefix, ref_file):
 def begin_to_write(prefix, grant_file):
     """Write half of a value, then wait to be killed."""
     with open(grant_file, "rb") as file:
-        grant = pickle.load(file)
-    pen = SharedVolume.open(prefix).pen(grant)
-    place = pen.place((grant.nbytes,))
-    pen.write(place, (np.ones(grant.nbytes // 2, dtype=np.uint8),))
+        reservation = pickle.load(file)
+    writer = SharedVolume.open(prefix).open_writer(reservation)
+    location = writer.allocate((reservation.nbytes,))
+    writer.write(location, (np.ones(reservation.nbytes // 2, dtype=np.uint8),))
     print("half", flush=True)
     time.sleep(60)
 
@@ -56,8 +56,8 @@ def overfill(prefix):
         asyncio.run(pool.reserve(1000, 60_000))
     except StoreFull as error:
         print(error)
-    grant = asyncio.run(pool.reserve(1000, 10))
-    print(len(grant.slots), pool.stats().live_slots)
+    reservation = asyncio.run(pool.reserve(1000, 10))
+    print(len(reservation.slots), pool.stats().live_slots)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from neoproto.store.base import ObjectRef
 from neoproto.store.codec import decode, encode, select_rows
-from neoproto.store.rowcache import RowCache
+from neoproto.store.rowcache import RemoteRowCache
 
 
 class Remote:
     """Values of another host, and how many rows of them were sent."""
 
     def __init__(self, limit):
-        self.cache, self.sent, self.values = RowCache(limit), 0, {}
+        self.cache, self.sent, self.values = RemoteRowCache(limit), 0, {}
 
     def put(self, value):
         info, parts = encode(value)

@@ -21,7 +21,7 @@ from neoproto.store.base import ObjectRef
 from neoproto.store.codec import encode
 from neoproto.store.local import MAP_BYTES, SharedVolume, aligned, layout, total_bytes
 from neoproto.store.pool import SegmentPool, round_up
-from neoproto.store.values import Values, VolumeOptions, volume_ids
+from neoproto.store.values import VolumeContents, VolumeOptions, volume_ids
 
 MIB = 1 << 20
 
@@ -44,20 +44,20 @@ class Host:
     def put(self, value):
         info, parts = encode(value)
         sizes = [part.size for part in parts]
-        grant = self.reserve(total_bytes([sizes]))
-        pen = self.view.pen(grant)
-        place = pen.place(sizes)
-        pen.write(place, parts)
+        reservation = self.reserve(total_bytes([sizes]))
+        writer = self.view.open_writer(reservation)
+        location = writer.allocate(sizes)
+        writer.write(location, parts)
         self.generation += 1
-        self.view.publish([place.slot], [self.generation])
-        self.pool.commit(grant.token, [(place.slot, self.generation)])
-        pen.close()
+        self.view.seal([location.slot], [self.generation])
+        self.pool.commit(reservation.token, [(location.slot, self.generation)])
+        writer.close()
         return ObjectRef(
-            store="unit", key="k", volume="0", info=info, generation=self.generation, place=place
+            store="unit", key="k", volume="0", info=info, generation=self.generation, location=location
         )
 
     def free(self, ref):
-        self.pool.free(ref.place.slot)
+        self.pool.free(ref.location.slot)
 
     @contextlib.contextmanager
     def program(self, *args):
@@ -139,7 +139,7 @@ def test_wide_rows_are_read_one_by_one_and_nothing_else_is(host, monkeypatch):
     host.free(ref)
     with pytest.raises(KeyMissing):
         host.view.read(ref, range(1))
-    assert host.put(table).place.segment == ref.place.segment, "no lock is kept"
+    assert host.put(table).location.segment == ref.location.segment, "no lock is kept"
 
 
 def test_a_segment_is_reused_only_when_no_reader_holds_it(host):
@@ -151,11 +151,11 @@ def test_a_segment_is_reused_only_when_no_reader_holds_it(host):
     with pytest.raises(KeyMissing):
         host.view.read(ref)
     other = host.put(big(2))
-    assert other.place.segment != ref.place.segment
+    assert other.location.segment != ref.location.segment
     assert part.tolist() == [1] * 10
     del part
     assert host.view.holds == 0
-    assert host.put(big(3)).place.segment == ref.place.segment
+    assert host.put(big(3)).location.segment == ref.location.segment
     with pytest.raises(KeyMissing):
         host.view.read(ref)
 
@@ -166,18 +166,18 @@ def test_a_killed_reader_counts_as_gone(host, tmp_path):
     with host.program("hold", host.prefix, tmp_path / "ref") as (process, told):
         assert told == str(MIB)
         host.free(ref)
-        assert host.put(big(2)).place.segment != ref.place.segment
+        assert host.put(big(2)).location.segment != ref.location.segment
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert host.put(big(3)).place.segment == ref.place.segment
+        assert host.put(big(3)).location.segment == ref.location.segment
 
 
 def test_a_killed_writer_takes_nothing_along(tmp_path):
     now = [0.0]
     host = Host(clock=lambda: now[0])
-    grant = host.reserve(2 * MIB)
-    (tmp_path / "grant").write_bytes(pickle.dumps(grant))
-    with host.program("begin_to_write", host.prefix, tmp_path / "grant") as (process, told):
+    reservation = host.reserve(2 * MIB)
+    (tmp_path / "reservation").write_bytes(pickle.dumps(reservation))
+    with host.program("begin_to_write", host.prefix, tmp_path / "reservation") as (process, told):
         assert told == "half"
         now[0] = 1000.0
         host.pool.reap()
@@ -186,39 +186,39 @@ def test_a_killed_writer_takes_nothing_along(tmp_path):
         process.wait()
     host.pool.reap()
     assert host.pool.stats().taken_back == 1
-    assert host.reserve(2 * MIB).segment == grant.segment
+    assert host.reserve(2 * MIB).segment == reservation.segment
     with pytest.raises(StoreError, match="taken back"):
-        host.view.pen(grant)
+        host.view.open_writer(reservation)
     with pytest.raises(StoreError, match="taken back"):
-        host.pool.commit(grant.token, [(grant.slots[0], 5)])
+        host.pool.commit(reservation.token, [(reservation.slots[0], 5)])
     host.owner.release()
 
 
 def test_a_value_announced_by_a_writer_that_died_stays_until_deleted():
     now = [0.0]
     host = Host(clock=lambda: now[0])
-    grant = host.reserve(100)
-    host.view.publish(grant.slots, [55])
+    reservation = host.reserve(100)
+    host.view.seal(reservation.slots, [55])
     now[0] = 1000.0
     host.pool.reap()
-    assert host.table.words[grant.slots[0]] == 55
-    assert not host.pool.frees_value(grant.slots[0], 54)
-    assert host.pool.frees_value(grant.slots[0], 55)
+    assert host.table.words[reservation.slots[0]] == 55
+    assert not host.pool.frees_value(reservation.slots[0], 54)
+    assert host.pool.frees_value(reservation.slots[0], 55)
     assert host.pool.stats().idle_segments == 1
     host.owner.release()
 
 
 def test_a_value_overwritten_before_its_commit_came_is_gone_and_its_put_no_failure(host):
     first, second = host.reserve(100), host.reserve(100)
-    host.view.publish(first.slots, [55])
+    host.view.seal(first.slots, [55])
     assert host.pool.frees_value(first.slots[0], 55)  # another writer's value has taken the key
     again = host.reserve(100)  # may have the slot by now
-    host.view.publish(second.slots, [66])
+    host.view.seal(second.slots, [66])
     assert host.pool.commit(second.token, [(second.slots[0], 66)]) == set()
     assert host.pool.commit(first.token, [(first.slots[0], 55)]) == {55}
     with pytest.raises(StoreError, match="taken back"):
         host.pool.commit(first.token, [(first.slots[0], 55)])
-    host.view.publish(again.slots, [77])
+    host.view.seal(again.slots, [77])
     assert host.pool.commit(again.token, [(again.slots[0], 77)]) == set()
 
 
@@ -343,10 +343,10 @@ def test_forked_children_keep_what_they_inherited(host):
         os._exit(0 if int(value.sum()) == 4 * MIB else 1)
     del value
     host.free(ref)
-    assert host.put(big(5)).place.segment != ref.place.segment
+    assert host.put(big(5)).location.segment != ref.location.segment
     os.write(write_end, b"x")
     assert os.waitpid(child, 0)[1] == 0
-    assert host.put(big(6)).place.segment == ref.place.segment
+    assert host.put(big(6)).location.segment == ref.location.segment
     os.close(read_end)
     os.close(write_end)
 
@@ -383,21 +383,21 @@ def values(clock, shared=True):
     options = VolumeOptions(
         store=f"unit-{os.getpid()}", shared_memory=shared, limit_bytes=8 * MIB, volumes_on_host=1
     )
-    return Values(options, clock)
+    return VolumeContents(options, clock)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_leases_hold_up_deletion_and_expire(shared):
-    from neoproto.store.wire import Sent, Wanted
+    from neoproto.store.wire import SentValue, ValueRequest
 
     now = [0.0]
     held = values(lambda: now[0], shared)
     info, parts = encode(torch.arange(3))
     for generation in (1, 2):
-        asyncio.run(held.keep([Sent(key="k", generation=generation, info=info, parts=parts)]))
+        asyncio.run(held.keep([SentValue(key="k", generation=generation, info=info, parts=parts)]))
 
     def there(generation):
-        return held.read(Wanted(key="k", generation=generation, rows=None)).info is not None
+        return held.read(ValueRequest(key="k", generation=generation, rows=None)).info is not None
 
     held.lease("k", 1, "a", 10.0)
     held.lease("k", 1, "b", 20.0)

@@ -13,8 +13,8 @@ import torch
 from neoproto.errors import KeyMissing
 from neoproto.store.local import SharedVolume
 from neoproto.store.torchstore.client import ClientCounters
-from neoproto.store.torchstore.writing import Drafts
-from neoproto.store.values import Values, VolumeOptions
+from neoproto.store.torchstore.in_place import InPlaceWriter
+from neoproto.store.values import VolumeContents, VolumeOptions
 
 
 class HostStore:
@@ -28,7 +28,7 @@ class HostStore:
 
     def __init__(self, volume: str = "0", *, limit_bytes: int = 1 << 30, mapped: bool = True) -> None:
         self.name, self.volume, self.mapped = f"test-{uuid.uuid4().hex[:8]}", volume, mapped
-        self.values = Values(
+        self.values = VolumeContents(
             VolumeOptions(store=self.name, shared_memory=True, limit_bytes=limit_bytes, volumes_on_host=1)
         )
         self.memory = SharedVolume.open(self.values.prefix)
@@ -42,10 +42,10 @@ class HostStore:
         self.values.close()
         self.loop.close()
 
-    # what `Drafts` needs of a client
+    # what `InPlaceWriter` needs of a client
 
-    def drafts(self) -> Drafts:
-        return Drafts(self, self.memory)
+    def in_place(self) -> InPlaceWriter:
+        return InPlaceWriter(self, self.memory)
 
     def run(self, work: Any) -> Any:
         with self.lock:
@@ -54,7 +54,7 @@ class HostStore:
     async def reserve(self, what: str, wanted: Any, retired: Any) -> Any:
         return await self.values.reserve(wanted, retired)
 
-    async def tell(self, what: str, written: Any) -> Any:
+    async def publish(self, what: str, written: Any) -> Any:
         try:
             self.values.commit(written.tokens, written.refs)
         finally:

@@ -250,13 +250,13 @@ def break_at(when, publisher, registry, tensors):
         case "room":
             registry.wait_reclaimed = boom
         case "reserve":
-            transport.start = boom
+            transport.create = boom
         case "open":
             transport.open = boom
         case "fill":
             tensors["a"].to_local = boom
         case "commit":
-            transport._drafts._client.tell = boom
+            transport._in_place._client.publish = boom
         case "announce":
             registry.publish = boom
 
@@ -277,7 +277,7 @@ def test_a_failure_on_one_rank_ends_all_alike_and_leaves_nothing(host, when, ran
 
     assert [str(result) for result in Ranks(3).run(publish)] == ["no room for it"] * 3
     assert host.stats()["objects"] == (1 if when == "room" else 0)
-    host.__dict__.pop("tell", None)
+    host.__dict__.pop("publish", None)
     Publisher(host).publish(version(2), whole_tensors(2))
     stats = host.stats()
     assert stats["objects"] == stats["live_slots"] == (2 if when == "room" else 1)

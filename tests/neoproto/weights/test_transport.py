@@ -32,7 +32,7 @@ def test_the_options_say_how_bytes_travel(host):
 
 def test_put_slots_use_the_same_host_memory_for_every_version():
     transport = make_transport(MemoryStore(), "store")
-    first, second = (transport.start({f"{n}/a": 8, f"{n}/b": 16}).buffers for n in range(2))
+    first, second = (transport.create({f"{n}/a": 8, f"{n}/b": 16}).buffers for n in range(2))
     assert [buffer.data_ptr() for buffer in first] == [buffer.data_ptr() for buffer in second]
 
 

@@ -24,7 +24,7 @@ class Cluster:
         from monarch.job import ProcessJob
 
         from neoproto.store.torchstore.engine import StoreClient, StoreServer
-        from tests.neoproto.store.live_actors import Worker
+        from tests.neoproto.store.torchstore.live_actors import Worker
 
         self.job = ProcessJob({"hosts": hosts}) if mesh is None else None
         self.per_host = workers // hosts

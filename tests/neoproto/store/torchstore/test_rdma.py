@@ -1,4 +1,4 @@
-"""Offers, without RDMA: a buffer here is the memory itself."""
+"""RdmaOffers, without RDMA: a buffer here is the memory itself."""
 
 import asyncio
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from neoproto.store.torchstore import rdma
-from neoproto.store.torchstore.rdma import OFFER_BYTES, Offers, fetch
-from neoproto.store.wire import Received
+from neoproto.store.torchstore.rdma import OFFER_BYTES, RdmaOffers, fetch
+from neoproto.store.wire import ValueReply
 
 
 class Buffer:
@@ -35,8 +35,8 @@ def parts(*sizes):
 
 
 def test_large_answers_are_offered_and_fetched_and_small_ones_sent(now):
-    offers = Offers(lambda: now[0])
-    small, large = Received(parts=parts(10)), Received(parts=parts(5, 0, OFFER_BYTES))
+    offers = RdmaOffers(lambda: now[0])
+    small, large = ValueReply(parts=parts(10)), ValueReply(parts=parts(5, 0, OFFER_BYTES))
     assert asyncio.run(offers.instead(small)) is small
     offered = asyncio.run(offers.instead(large))
     assert (offered.parts, offered.offer.sizes, len(offered.offer.buffers)) == ((), (5, 0, OFFER_BYTES), 2)
@@ -46,15 +46,15 @@ def test_large_answers_are_offered_and_fetched_and_small_ones_sent(now):
     assert (len(offers), offers.made) == (1, 1)
     asyncio.run(offers.withdraw([offered.offer.number, 77]))
     assert (len(offers), Buffer.dropped) == (0, 2)
-    missing = Received(problem="missing")
+    missing = ValueReply(problem="missing")
     assert asyncio.run(fetch(asyncio.run(offers.instead(missing)))) is missing
 
 
 def test_the_offer_of_a_client_that_died_is_withdrawn_when_it_is_old(now):
-    offers = Offers(lambda: now[0])
+    offers = RdmaOffers(lambda: now[0])
     for seconds, left in [(0.0, 1), (119.0, 2), (121.0, 2), (1000.0, 1)]:
         now[0] = seconds
-        asyncio.run(offers.instead(Received(parts=parts(OFFER_BYTES))))
+        asyncio.run(offers.instead(ValueReply(parts=parts(OFFER_BYTES))))
         assert len(offers) == left
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from neoproto.errors import StoreError, StoreFull
 from neoproto.store.torchstore import rpc as line
-from neoproto.store.torchstore.rpc import Line, Switchboard
+from neoproto.store.torchstore.rpc import RpcClient, RpcServer
 
 
 class Mailbox:
@@ -62,8 +62,8 @@ def talk(monkeypatch):
         async def main():
             methods = Methods()
             names = ("add", "slow", "full", "odd")
-            board = Switchboard("board", {name: getattr(methods, name) for name in names})
-            caller = Line("caller")
+            board = RpcServer("board", {name: getattr(methods, name) for name in names})
+            caller = RpcClient("caller")
 
             def call(method, *arguments, alive=endless, address=board.address):
                 return caller.call(address, alive, method, arguments)

@@ -47,7 +47,7 @@ def remove(network):
 
 def program(network, log, *arguments, alone=False):
     """One of `two_hosts`, in a network; `alone` with a /dev/shm of its own."""
-    command = [sys.executable, "-m", "tests.neoproto.store.two_hosts", *arguments]
+    command = [sys.executable, "-m", "tests.neoproto.store.torchstore.two_hosts", *arguments]
     if alone:
         run = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
         command = ["unshare", "--mount", "bash", "-c", run, "bash", *command]

@@ -61,7 +61,7 @@ def scripts() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def side(scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A checkout whose command is the one above. It waits after its first step until it has been looked at."""
+    """A checkout whose command is the one above, which waits after its first step until it is looked at."""
 
     class Processes(scripts.start.Processes):  # type: ignore[misc, name-defined]
         def look(self, *, memory: bool = False) -> None:

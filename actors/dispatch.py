@@ -5,10 +5,11 @@ The ranks reduce among themselves, so every rank has the same result; rank 0's i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from neoproto.data import DataProto, split_for_ranks
+from neoproto.runtime import custom_dispatch
 
 
 class _Group(Protocol):
@@ -36,5 +37,5 @@ def first_result(group: _Group, results: Sequence[Any]) -> Any:
     return results[0]
 
 
-REPLICATED: dict[str, Callable[..., Any]] = {"dispatch_fn": replicate, "collect_fn": first_result}
-SPLIT: dict[str, Callable[..., Any]] = {"dispatch_fn": split_batch, "collect_fn": first_result}
+REPLICATED = custom_dispatch(replicate, first_result)
+SPLIT = custom_dispatch(split_batch, first_result)

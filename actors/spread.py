@@ -7,10 +7,11 @@ rank may answer a row with several.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from neoproto.data import DataProto
+from neoproto.runtime import custom_dispatch
 
 
 class _Group(Protocol):
@@ -31,4 +32,4 @@ def join_rows(group: _Group, results: Sequence[DataProto]) -> DataProto:
     return DataProto.concat([result for result in results if len(result)] or list(results[:1]))
 
 
-SPREAD: Mapping[str, Callable[..., Any]] = {"dispatch_fn": share_rows, "collect_fn": join_rows}
+SPREAD = custom_dispatch(share_rows, join_rows)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neoproto.runtime.call import RemoteCall
     from neoproto.runtime.group import RemoteWorkerGroup, WorkerGroup
+    from neoproto.runtime.handles import WorkerHandle, remote
     from neoproto.runtime.objects import delete, delete_batch, get, get_batch, put, put_batch
     from neoproto.runtime.pool import ResourcePool
-    from neoproto.runtime.registration import Dispatch, Execute, mesh_dispatch, register
+    from neoproto.runtime.registration import Dispatch, Execute, custom_dispatch, mesh_dispatch, register
     from neoproto.runtime.runtime import Runtime, current_runtime
     from neoproto.runtime.signals import Terminated
     from neoproto.runtime.worker import ClassWithInitArgs, Worker
@@ -19,9 +20,12 @@ _HOMES = {
     "RemoteCall": "call",
     "RemoteWorkerGroup": "group",
     "WorkerGroup": "group",
+    "WorkerHandle": "handles",
+    "remote": "handles",
     "ResourcePool": "pool",
     "Dispatch": "registration",
     "Execute": "registration",
+    "custom_dispatch": "registration",
     "mesh_dispatch": "registration",
     "register": "registration",
     "Runtime": "runtime",
@@ -48,7 +52,9 @@ __all__ = [
     "Terminated",
     "Worker",
     "WorkerGroup",
+    "WorkerHandle",
     "current_runtime",
+    "custom_dispatch",
     "delete",
     "delete_batch",
     "get",
@@ -57,6 +63,7 @@ __all__ = [
     "put",
     "put_batch",
     "register",
+    "remote",
 ]
 
 

@@ -1,17 +1,23 @@
 """How a worker method says what it takes and returns: `Dispatch`, `Execute`, `register`.
 
 Names follow verl's `single_controller` decorator.
+
+`register` also tells a type checker what a call of the method on a whole group gives back, since that differs
+from what the method returns on one rank: see `RegisteredMethod`.
 """
 
 from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+V = TypeVar("V")
 
 _ATTRIBUTE = "_neoproto_method_spec"
 
@@ -74,6 +80,21 @@ def mesh_dispatch(mesh_name: str) -> MeshDispatch:
     return MeshDispatch(mesh_name=mesh_name)
 
 
+def custom_dispatch(
+    dispatch_fn: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]], collect_fn: Callable[..., Any]
+) -> CustomDispatch:
+    """Dispatch mode for a pair whose `collect_fn` makes one value, of the method's own type, of all results.
+
+    A mapping `{"dispatch_fn": …, "collect_fn": …}` is the same to the runtime; to a type checker it says
+    nothing about the result.
+
+    Args:
+        dispatch_fn: `(group, *args, **kwargs) -> (args, kwargs)`, each value a list with one entry per rank.
+        collect_fn: `(group, results by rank) -> result`.
+    """
+    return CustomDispatch(dispatch_fn=dispatch_fn, collect_fn=collect_fn)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodSpec:
     """What `register` said of a method, and whether it is a coroutine function."""
@@ -85,16 +106,114 @@ class MethodSpec:
     is_async: bool = False
 
 
+class RegisteredMethod(Generic[P, R, V]):
+    """What a registered method is to a type checker. At run time it stays the function that it was.
+
+    P are its arguments, R is what it returns on one rank, V what a call on a group gives its caller. On a
+    worker it is a method like any other; of the class it is what `WorkerHandle.call` and `remote` take.
+    """
+
+    __name__: str
+
+    @overload
+    def __get__(self, worker: None, owner: Any) -> Self: ...
+    @overload
+    def __get__(self, worker: object, owner: Any) -> Callable[P, R]: ...
+    def __get__(self, worker: object, owner: Any) -> Any:
+        raise NotImplementedError("a registered method is a function, not one of these")
+
+
+class _ToOwn(Protocol):
+    """The caller gets one value of the type that the method returns. So for `async` methods too."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], /
+    ) -> RegisteredMethod[P, Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], T], /) -> RegisteredMethod[P, T, T]: ...
+
+
+class _ToList(Protocol):
+    """The caller gets a list by rank."""
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], /
+    ) -> RegisteredMethod[P, Coroutine[Any, Any, T], list[T]]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], T], /) -> RegisteredMethod[P, T, list[T]]: ...
+
+
+class _ListsToList(Protocol):
+    """The caller gives a list by rank for each argument, which nothing checks, and gets a list by rank."""
+
+    @overload
+    def __call__(
+        self, method: Callable[..., Coroutine[Any, Any, T]], /
+    ) -> RegisteredMethod[..., Coroutine[Any, Any, T], list[T]]: ...
+    @overload
+    def __call__(self, method: Callable[..., T], /) -> RegisteredMethod[..., T, list[T]]: ...
+
+
+class _ToAny(Protocol):
+    """What the caller gives and gets is known to the mode alone."""
+
+    def __call__(self, method: Callable[..., R], /) -> RegisteredMethod[..., R, Any]: ...
+
+
+@overload
+def register(
+    dispatch_mode: DispatchMode | Mapping[str, Callable[..., Any]],
+    execute_mode: Literal[Execute.RANK_ZERO],
+    blocking: bool = ...,
+    pad: bool = ...,
+) -> _ToOwn: ...
+@overload
+def register(
+    *, execute_mode: Literal[Execute.RANK_ZERO], blocking: bool = ..., pad: bool = ...
+) -> _ToOwn: ...
+@overload
+def register(
+    dispatch_mode: Literal[Dispatch.RANK_ZERO, Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_PROTO_WITH_FUNC]
+    | MeshDispatch
+    | CustomDispatch,
+    execute_mode: Literal[Execute.ALL] = ...,
+    blocking: bool = ...,
+    pad: bool = ...,
+) -> _ToOwn: ...
+@overload
+def register(
+    dispatch_mode: Literal[Dispatch.ONE_TO_ALL, Dispatch.DP_COMPUTE_METRIC] = ...,
+    execute_mode: Literal[Execute.ALL] = ...,
+    blocking: bool = ...,
+    pad: bool = ...,
+) -> _ToList: ...
+@overload
+def register(
+    dispatch_mode: Literal[Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE],
+    execute_mode: Literal[Execute.ALL] = ...,
+    blocking: bool = ...,
+    pad: bool = ...,
+) -> _ListsToList: ...
+@overload
+def register(
+    dispatch_mode: DispatchMode | Mapping[str, Callable[..., Any]] = ...,
+    execute_mode: Execute = ...,
+    blocking: bool = ...,
+    pad: bool = ...,
+) -> _ToAny: ...
 def register(
     dispatch_mode: DispatchMode | Mapping[str, Callable[..., Any]] = Dispatch.ONE_TO_ALL,
     execute_mode: Execute = Execute.ALL,
     blocking: bool = True,
     pad: bool = False,
-) -> Callable[[F], F]:
+) -> Any:
     """Mark a `Worker` method with how it is called on a group.
 
     Args:
-        dispatch_mode: a `Dispatch`, `mesh_dispatch(name)`, or `{"dispatch_fn": …, "collect_fn": …}`.
+        dispatch_mode: a `Dispatch`, `mesh_dispatch(name)`, `custom_dispatch(…)`, or
+            `{"dispatch_fn": …, "collect_fn": …}`.
         execute_mode: all ranks, or rank 0 only.
         blocking: what `group.method(…)` does; `submit` takes its own `blocking`.
         pad: batches that do not divide by the number of chunks are padded, and the padding is removed from
@@ -107,7 +226,7 @@ def register(
     if not isinstance(execute_mode, Execute):
         raise ValueError(f"execute_mode must be an Execute, got {execute_mode!r}")
 
-    def mark(method: F) -> F:
+    def mark(method: Callable[..., Any]) -> Callable[..., Any]:
         spec = MethodSpec(
             dispatch_mode=mode,
             execute_mode=execute_mode,

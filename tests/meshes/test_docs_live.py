@@ -33,7 +33,7 @@ def run_program(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.core
 def test_the_page_about_the_runtime_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     program = "\n".join(blocks)
     script = tmp_path / "page.py"
     guard = "print(runtime.run_id, flush=True)\n"

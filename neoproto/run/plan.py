@@ -19,8 +19,8 @@ from neoproto.errors import ConfigError
 from neoproto.run.console import RunConsole
 from neoproto.run.prepare import CRITIC_FIELD, PreparedRun
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
-from neoproto.store.pool import Spill, default_limit
 from neoproto.store.shm import SHM_DIR
+from neoproto.store.volume import Spill, default_limit
 
 DRY_RUN_DONE = "dry run: everything was checked, nothing was started"
 GIB = 1 << 30

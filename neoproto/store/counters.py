@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from neoproto.store.local import SharedVolume
 from neoproto.store.rowcache import RemoteRowCache
+from neoproto.store.shm import SharedVolume
 
 REPORTED = ("gets", "gets_shared", "bytes_mapped", "bytes_copied", "cache_hits", "cache_misses")
 """What clients tell of themselves with each put: a volume does not see what is read of its shared memory."""

@@ -1,29 +1,41 @@
-"""A volume's files in shared memory: their names, locks, the table of generations, and private mappings.
+"""A volume's shared memory: its files, its locks, and how every process of its host reads and writes it.
 
     np.<store>.<token>.owner     locked by the volume's process while it lives
     np.<store>.<token>.table     64-bit words: the state of the volume, then one word a slot
     np.<store>.<token>.s<n>      segments of bytes
+
+write   Reservation ──> SegmentWriter: shared lock, reservation checked ──> bytes ──> seal: the table's words
+read    large: shared lock ──> generation checked ──> private mapping; the lock goes with the mapping
+        wide rows: shared lock ──> generation checked ──> bytes copied
+        small: generation checked ──> bytes copied ──> generation checked again
 
 See docs/store-internals.md for who may do what when.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import re
+import sys
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from neoproto.errors import StoreError
-from neoproto.store.base import Bytes
+from neoproto.errors import KeyMissing, StoreClosed, StoreError
+from neoproto.store.base import Bytes, Location, ObjectRef, Rows, ValueInfo
+from neoproto.store.codec import Parts, check_rows, decode, select_rows
 
 SHM_DIR = Path("/dev/shm")
 PAGE = mmap.PAGESIZE
@@ -297,3 +309,301 @@ def read_into(fd: int, data: Bytes, offset: int) -> int:
             break
         done += count
     return done
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """A segment to write into.
+
+    Attributes:
+        token: stands, with `RESERVED`, in the table's words of the slots until values are there.
+        segment: name of the file.
+        nbytes: how much may be written.
+        slots: one for each value.
+    """
+
+    token: int
+    segment: str
+    nbytes: int
+    slots: tuple[int, ...]
+
+
+MAP_BYTES = 128 << 10
+"""Values of at least this size are mapped, smaller ones are copied: a process may have 65,530 mappings."""
+_WIDE_BYTES = 1024
+"""Rows of at least this size are copied one by one: mapped afresh, each costs a page fault, which is more."""
+_ALIGN = 64
+_KNOWN_SEGMENTS = 64
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where the parts of a value go, from its first byte, and how many bytes it takes altogether."""
+    offsets, end = [], 0
+    for size in sizes:
+        start = -(-end // _ALIGN) * _ALIGN
+        offsets.append(start)
+        end = start + size
+    return offsets, end
+
+
+def aligned(offset: int, nbytes: int) -> int:
+    """The next offset at which a value of that size may begin."""
+    unit = PAGE if nbytes >= MAP_BYTES else _ALIGN
+    return -(-offset // unit) * unit
+
+
+class SharedVolume:
+    """One volume's shared memory, as seen by one process. Reading is safe from any thread.
+
+    Attributes:
+        prefix: of the volume's files.
+        mapped, copied: bytes read so far by mapping and by copying.
+    """
+
+    def __init__(self, prefix: str, table: Table) -> None:
+        self.prefix, self._table = prefix, table
+        self.mapped = self.copied = 0
+        self._mappings: set[int] = set()
+        self._numbers = itertools.count()
+        self._known_lock = threading.Lock()
+        self._known: collections.OrderedDict[str, Bytes | None] = collections.OrderedDict()
+
+    @classmethod
+    def open(cls, prefix: str) -> SharedVolume | None:
+        """The volume with these files; None if it is on another machine."""
+        table = Table.open(prefix)
+        return None if table is None else cls(prefix, table)
+
+    @property
+    def holds(self) -> int:
+        """How many values this process has mapped, which keep their segments from being reused."""
+        return len(self._mappings)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def read(self, ref: ObjectRef, rows: Rows | None = None) -> Any:
+        """A value of this volume, or some of its rows, for the caller to keep and change.
+
+        Raises:
+            KeyMissing: deleted or overwritten.
+            StoreClosed: the volume said goodbye.
+            ValueError: rows that the value does not have.
+            OSError: the process has no descriptors or mappings left.
+        """
+        if rows is not None:
+            rows = check_rows(ref.info, rows, ref.key)
+            if _is_wide(ref.info):
+                return decode(*self._copy_rows(ref, rows))
+        parts = self.parts(ref)
+        if rows is None:
+            if ref.info.nbytes < MAP_BYTES:
+                self.copied += ref.info.nbytes
+            else:
+                self.mapped += ref.info.nbytes
+            return decode(ref.info, parts)
+        info, chosen = select_rows(ref.info, parts, rows)
+        self.copied += info.nbytes
+        return decode(info, chosen)
+
+    def parts(self, ref: ObjectRef) -> Parts:
+        """A value's bytes: mapped if it is large, else copied. Raises as `read`."""
+        assert ref.location is not None
+        small = ref.info.nbytes < MAP_BYTES
+        return self._copy(ref, ref.location) if small else self._map(ref, ref.location)
+
+    def _check(self, ref: ObjectRef, location: Location) -> None:
+        if self._table.words[location.slot] != ref.generation:
+            if self._table.closed:
+                raise StoreClosed(f"store {ref.store!r} is closed")
+            raise _missing(ref)
+
+    def _copy(self, ref: ObjectRef, location: Location) -> Parts:
+        offsets, total = layout(location.sizes)
+        data = np.empty(total, dtype=np.uint8)
+        self._check(ref, location)
+        fd = self._open(ref, location)
+        try:
+            read_into(fd, data, location.offset)
+        finally:
+            os.close(fd)
+        self._check(ref, location)
+        return _split(data, offsets, location.sizes)
+
+    def _copy_rows(self, ref: ObjectRef, rows: Rows) -> tuple[ValueInfo, Parts]:
+        """Rows of a value that is one part, and no other bytes of it."""
+        location = ref.location
+        assert location is not None
+        index, width = np.asarray(rows, dtype=np.int64), ref.info.nbytes // ref.info.shape[0]
+        fd = self._open(ref, location)
+        try:
+            if not try_lock(fd, exclusive=False):
+                raise self._gone(ref)
+            self._check(ref, location)
+            memory = self.shared(location.segment)
+            if memory is None:
+                data = _read_rows(fd, location.offset, index, width)
+            else:
+                table = memory[location.offset : location.offset + ref.info.nbytes].reshape(-1, width)
+                data = table.take(index, axis=0)
+        except FileNotFoundError:
+            raise self._gone(ref) from None
+        finally:
+            os.close(fd)
+        self.copied += data.nbytes
+        info = replace(ref.info, shape=(len(index), *ref.info.shape[1:]), nbytes=data.nbytes)
+        return info, (data.reshape(-1),)
+
+    def _open(self, ref: ObjectRef, location: Location) -> int:
+        try:
+            return os.open(path_of(location.segment), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._gone(ref) from None
+
+    def _map(self, ref: ObjectRef, location: Location) -> Parts:
+        fd = self._open(ref, location)
+        try:
+            if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse the segment
+                raise self._gone(ref)
+            self._check(ref, location)
+            offsets, total = layout(location.sizes)
+            number = next(self._numbers)
+            # The kernel keeps an open file, and the lock on it, as long as anything is mapped through it: in
+            # this process, or in a child that was forked meanwhile. No descriptor is needed for that.
+            data = map_private(fd, location.offset, total, lambda: self._mappings.discard(number))
+            self._mappings.add(number)
+        finally:
+            os.close(fd)
+        return _split(data, offsets, location.sizes)
+
+    def _gone(self, ref: ObjectRef) -> StoreError:
+        return StoreClosed(f"store {ref.store!r} is closed") if self._table.closed else _missing(ref)
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def open_writer(self, reservation: Reservation) -> SegmentWriter:
+        """Begin to write into a reservation.
+
+        Raises:
+            StoreError: it was taken back meanwhile.
+        """
+        try:
+            fd = os.open(path_of(reservation.segment), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreError("the reservation was taken back before its value was written") from None
+        granted = try_lock(fd, exclusive=False)
+        if not granted or any(
+            self._table.words[slot] != RESERVED | reservation.token for slot in reservation.slots
+        ):
+            os.close(fd)
+            raise StoreError("the reservation was taken back before its value was written")
+        return SegmentWriter(self, reservation, fd)
+
+    def seal(self, slots: Sequence[int], generations: Sequence[int]) -> None:
+        """Make values readable by reference, once their bytes are written."""
+        for slot, generation in zip(slots, generations, strict=True):
+            self._table.words[slot] = generation
+
+    def shared(self, segment: str) -> Bytes | None:
+        """A mapping of a segment met before; to use under a lock. With a new one, calls are quicker."""
+        with self._known_lock:
+            if segment not in self._known:
+                self._known[segment] = None
+                if len(self._known) > _KNOWN_SEGMENTS:
+                    self._known.popitem(last=False)
+                return None
+            self._known.move_to_end(segment)
+            memory = self._known[segment]
+            if memory is None:
+                # Through a file opened anew: a mapping would keep the lock of the writer's.
+                fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    memory = map_shared(fd, os.fstat(fd).st_size)
+                finally:
+                    os.close(fd)
+                self._known[segment] = memory
+            return memory
+
+
+class SegmentWriter:
+    """Writes into one reservation. Holds the segment's lock until it is closed."""
+
+    def __init__(self, volume: SharedVolume, reservation: Reservation, fd: int) -> None:
+        self.reservation = reservation
+        self._volume, self._fd = volume, fd
+        self._free_slots = list(reversed(reservation.slots))
+        self._end = 0
+
+    def room_for_all(self, count: int, nbytes: int) -> bool:
+        """Whether so many small values of so many bytes altogether still fit."""
+        return len(self._free_slots) >= count and aligned(self._end, 0) + nbytes <= self.reservation.nbytes
+
+    def allocate(self, sizes: Sequence[int]) -> Location:
+        """Choose where the next value goes."""
+        _, total = layout(sizes)
+        offset = aligned(self._end, total)
+        assert offset + total <= self.reservation.nbytes
+        self._end = offset + total
+        return Location(
+            segment=self.reservation.segment, offset=offset, slot=self._free_slots.pop(), sizes=tuple(sizes)
+        )
+
+    def write(self, location: Location, parts: Parts) -> None:
+        """Copy a value's bytes to its location."""
+        offsets, total = layout(location.sizes)
+        memory = None
+        if total >= MAP_BYTES:
+            memory = self._volume.shared(self.reservation.segment)
+        for offset, part in zip(offsets, parts, strict=True):
+            start = location.offset + offset
+            if memory is None:
+                write_all(self._fd, part, start)
+            else:
+                _copy_into(memory[start : start + part.size], part)
+
+    def close(self) -> None:
+        """Let go of the segment's lock. Closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def total_bytes(sizes: Sequence[Sequence[int]]) -> int:
+    """How large a reservation must be for values with parts of these sizes, in this order."""
+    end = 0
+    for each in sizes:
+        _, total = layout(each)
+        end = aligned(end, total) + total
+    return end
+
+
+def _split(data: Bytes, offsets: Sequence[int], sizes: Sequence[int]) -> Parts:
+    return tuple(data[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True))
+
+
+def _read_rows(fd: int, offset: int, index: npt.NDArray[np.int64], width: int) -> Bytes:
+    """[rows, width], from a table that begins at an offset of a file; consecutive rows in one call."""
+    data = np.empty((len(index), width), dtype=np.uint8)
+    ends = [*(np.flatnonzero(np.diff(index) != 1) + 1).tolist(), len(index)] if len(index) else []
+    start = 0
+    for end in ends:
+        read_into(fd, data[start:end].reshape(-1), offset + int(index[start]) * width)
+        start = end
+    return data
+
+
+def _copy_into(target: Bytes, source: Bytes) -> None:
+    """Copy bytes; with torch, which has several threads copy, where the process has it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not source.flags.writeable:  # torch warns of memory that it may not write
+        np.copyto(target, source)
+    else:
+        torch.from_numpy(target).copy_(torch.from_numpy(source))
+
+
+def _is_wide(info: ValueInfo) -> bool:
+    large = info.kind in ("tensor", "array") and info.nbytes >= MAP_BYTES
+    return large and info.nbytes // info.shape[0] >= _WIDE_BYTES
+
+
+def _missing(ref: ObjectRef) -> KeyMissing:
+    return KeyMissing(f"{ref.key!r} is not in store {ref.store!r}: deleted or overwritten")

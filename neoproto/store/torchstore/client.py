@@ -34,10 +34,9 @@ from neoproto.store.base import (
 )
 from neoproto.store.codec import decode, encode
 from neoproto.store.counters import REPORTED, ClientCounters
-from neoproto.store.local import SharedVolume
 from neoproto.store.loop import LoopThread
-from neoproto.store.pool import Reservation
 from neoproto.store.rowcache import CachedRead, RemoteRowCache
+from neoproto.store.shm import Reservation, SharedVolume
 from neoproto.store.torchstore import rdma
 from neoproto.store.torchstore.putter import Putter, Written, new_generation
 from neoproto.store.torchstore.rpc import RpcClient

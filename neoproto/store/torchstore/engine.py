@@ -26,13 +26,12 @@ from monarch.actor import Actor, current_rank, endpoint
 
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import Location, ObjectRef
-from neoproto.store.pool import Reservation
-from neoproto.store.shm import remove_files
+from neoproto.store.shm import Reservation, remove_files
 from neoproto.store.torchstore.client import StoreClient
 from neoproto.store.torchstore.directory import close_directory, open_directory
 from neoproto.store.torchstore.rdma import RdmaOffers, available
 from neoproto.store.torchstore.rpc import Address, RpcServer
-from neoproto.store.values import VolumeContents, VolumeOptions, volume_ids
+from neoproto.store.volume import VolumeContents, VolumeOptions, volume_ids
 from neoproto.store.wire import (
     DeletedValue,
     KeyLocation,

@@ -22,9 +22,7 @@ import torch
 
 from neoproto.errors import StoreError
 from neoproto.store.base import Location, ObjectRef, ValueInfo
-from neoproto.store.local import SegmentWriter, SharedVolume
-from neoproto.store.pool import Reservation
-from neoproto.store.shm import map_shared, path_of
+from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, map_shared, path_of
 from neoproto.store.torchstore.putter import Written, new_generation
 from neoproto.store.wire import DeletedValue
 

@@ -17,8 +17,7 @@ from typing import Any
 from neoproto.errors import StoreError
 from neoproto.store.base import Location, ObjectRef, ValueInfo
 from neoproto.store.codec import Parts, encode
-from neoproto.store.local import SegmentWriter, SharedVolume, total_bytes
-from neoproto.store.pool import Reservation
+from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, total_bytes
 
 ARENA_BYTES = 256 << 10
 ARENA_SLOTS = 64

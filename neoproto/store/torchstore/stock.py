@@ -33,7 +33,7 @@ from torchstore.transport import pipe
 from neoproto.store.base import ObjectRef
 from neoproto.store.torchstore.client import home_volume
 from neoproto.store.torchstore.rdma import available
-from neoproto.store.values import VolumeContents
+from neoproto.store.volume import VolumeContents
 
 
 class StockStrategy(TorchStoreStrategy):

@@ -9,9 +9,8 @@ import time
 import numpy as np
 
 from neoproto.errors import StoreFull
-from neoproto.store.local import SharedVolume
-from neoproto.store.pool import SegmentPool
-from neoproto.store.shm import Owner, Table
+from neoproto.store.shm import Owner, SharedVolume, Table
+from neoproto.store.volume import SegmentPool
 
 
 def hold(prefix, ref_file):

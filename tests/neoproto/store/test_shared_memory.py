@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
-from neoproto.store import pool as pool_module
 from neoproto.store import shm
+from neoproto.store import volume as volume_module
 from neoproto.store.base import ObjectRef
 from neoproto.store.codec import encode
-from neoproto.store.local import MAP_BYTES, SharedVolume, aligned, layout, total_bytes
-from neoproto.store.pool import SegmentPool, round_up
-from neoproto.store.values import VolumeContents, VolumeOptions, volume_ids
+from neoproto.store.shm import MAP_BYTES, SharedVolume, aligned, layout, total_bytes
+from neoproto.store.volume import SegmentPool, VolumeContents, VolumeOptions, round_up, volume_ids
 
 MIB = 1 << 20
 
@@ -247,7 +246,7 @@ def test_a_reader_that_lets_go_makes_room_for_a_put_that_waits(host):
 
 
 def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host, monkeypatch):
-    monkeypatch.setattr(pool_module, "_free_bytes", lambda: pool_module.margin() + MIB)
+    monkeypatch.setattr(volume_module, "_free_bytes", lambda: volume_module.margin() + MIB)
     assert host.put(big(1, MIB))
     with pytest.raises(StoreFull, match="has 68157440 left"):
         host.put(big(1, 2 * MIB))
@@ -255,8 +254,8 @@ def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host, mon
 
 
 def test_what_shared_memory_has_no_room_for_goes_to_files(host, monkeypatch, tmp_path):
-    host.pool.spill = pool_module.Spill.into(str(tmp_path))
-    monkeypatch.setattr(pool_module, "_free_bytes", lambda: pool_module.margin() + MIB)
+    host.pool.spill = volume_module.Spill.into(str(tmp_path))
+    monkeypatch.setattr(volume_module, "_free_bytes", lambda: volume_module.margin() + MIB)
     small, large = host.put(big(1, MIB)), host.put(big(2, 20 * MIB))
     assert host.view.read(large, np.array([0, 5])).tolist() == [2, 2]
     assert [int(host.view.read(ref)[-1]) for ref in (small, large)] == [1, 2]
@@ -268,7 +267,7 @@ def test_what_shared_memory_has_no_room_for_goes_to_files(host, monkeypatch, tmp
     again = host.put(big(3, 20 * MIB))
     assert int(host.view.read(again)[-1]) == 3
     assert host.pool.stats().reused == 1
-    host.pool.spill = pool_module.Spill(folder=str(tmp_path), limit_bytes=30 * MIB)
+    host.pool.spill = volume_module.Spill(folder=str(tmp_path), limit_bytes=30 * MIB)
     with pytest.raises(StoreFull, match=f"; {tmp_path} holds .* of at most 31457280 bytes"):
         host.put(big(4, 20 * MIB))
     host.free(again)
@@ -281,7 +280,7 @@ def test_what_shared_memory_has_no_room_for_goes_to_files(host, monkeypatch, tmp
 def test_the_reserve_scales_with_what_there_is(mib, left, monkeypatch):
     size = os.statvfs_result((4096, 4096, mib << 8, mib << 8, mib << 8, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: size)
-    assert pool_module.margin() == left * MIB
+    assert volume_module.margin() == left * MIB
 
 
 def test_slots_without_memory_are_an_error_and_no_bus_error():

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from neoproto.errors import KeyMissing
-from neoproto.store.local import SharedVolume
+from neoproto.store.shm import SharedVolume
 from neoproto.store.torchstore.client import ClientCounters
 from neoproto.store.torchstore.in_place import InPlaceWriter
-from neoproto.store.values import VolumeContents, VolumeOptions
+from neoproto.store.volume import VolumeContents, VolumeOptions
 
 
 class HostStore:

@@ -141,7 +141,7 @@ class LeaseExpired(NeoProtoError):
 
 
 class TornRead(NeoProtoError):
-    """Bytes were read that can no longer be vouched for; they were not handed over."""
+    """A lease lapsed before its read was verified; the bytes were not handed over."""
 
 
 class WeightsInUse(NeoProtoError, TimeoutError):

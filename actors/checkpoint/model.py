@@ -27,7 +27,7 @@ from actors.checkpoint.rng import rng_state, seed_all, set_rng_state
 from actors.checkpoint.state import HostCopies, Part, blank_optimizer_state, training_parts
 from actors.training.ranks import Ranks
 from actors.training.updates import TrainLoop
-from neoproto.weights.peers import together
+from neoproto.weights.peers import on_all_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -85,7 +85,7 @@ class Checkpointer:
             parts.update(training_parts(self._model, self._loop.optimizer.state))
             copies.update(self._copies.room_for(parts))
 
-        together(self._ranks, make_room)
+        on_all_ranks(self._ranks, make_room)
         state = {"updates": self._loop.updates, "rng": rng_state(self._ranks.device)}
         group = self._group()
 
@@ -141,7 +141,7 @@ class Checkpointer:
             parts.update(training_parts(model, blank))
             stored.check(parts)
 
-        together(self._ranks, prepare)
+        on_all_ranks(self._ranks, prepare)
         assert stored is not None
         read_checkpoint(stored, parts, self._ranks, self._group())
         optimizer.state.clear()

@@ -84,7 +84,7 @@ class ServerEngine:
             await self._post("/resume")
 
     async def fail(self, cause: BaseException) -> None:
-        """Leave the server paused, and end what it has in flight: its weights cannot be vouched for."""
+        """Leave the server paused, and end what it has in flight: its weights were not verified."""
         self._failed = True
         await self._post("/pause?mode=abort")
 

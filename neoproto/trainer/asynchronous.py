@@ -12,8 +12,7 @@ load, and waits; in `decoupled_async` it publishes and goes on, and replicas loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from neoproto.trainer.checkpoint.resume import RolloutProgress
 from neoproto.trainer.checkpoint.rollout_state import RolloutSnapshot, restore_rollout
@@ -26,30 +25,22 @@ from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.step import learn
 from neoproto.trainer.tasks import must_go_on, owned_tasks
-from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingBoard, WeightFlow
-from neoproto.weights.version import WeightVersion, required_version
+from neoproto.trainer.weight_flow import DrivenFlow, PulledFlow, ServingStatus, WeightFlow
+from neoproto.weights.version import required_version
 
 _HEALTH_CHECK_S = 1.0
-
-
-class Board(ServingBoard, Protocol):
-    """Where the loops learn what replicas serve; `ReplicaSet` is one, and a weight registry."""
-
-    async def serving(self) -> Mapping[str, WeightVersion]:
-        """Replica -> the version it serves."""
-        ...
 
 
 class AsyncTrainer:
     """Owns the loops of `separate_async` and `decoupled_async`.
 
     Args:
-        board: knows what replicas serve, by their names.
+        status: knows what replicas serve, by their names.
         replicas: of rollout. Whoever runs the trainer sees to it that they live.
     """
 
-    def __init__(self, parts: TrainingParts, board: Board, replicas: Sequence[Replica]) -> None:
-        self._parts, self._board, self._replicas = parts, board, tuple(replicas)
+    def __init__(self, parts: TrainingParts, status: ServingStatus, replicas: Sequence[Replica]) -> None:
+        self._parts, self._status, self._replicas = parts, status, tuple(replicas)
         self._options = parts.config.async_options
         self._batch_size = parts.config.data.train_batch_size
         ahead = (1 + self._options.num_warmup_batches) * self._batch_size
@@ -70,7 +61,7 @@ class AsyncTrainer:
             self._queue,
             self._buffer,
             self._replicas,
-            board.serving,
+            status.serving,
             max_inflight_prompts=inflight,
             max_per_call=self._options.dispatch_batch_size,
             poll_interval=self._options.dispatch_poll_interval,
@@ -191,4 +182,4 @@ class AsyncTrainer:
             return DrivenFlow(workers, tasks, limit=limit, first=self._parts.start.version)
         names = [replica.name for replica in self._replicas]
         first = self._parts.start.version
-        return PulledFlow(workers, tasks, self._board, names, limit=limit, first=first)
+        return PulledFlow(workers, tasks, self._status, names, limit=limit, first=first)

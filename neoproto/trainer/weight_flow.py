@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,8 +25,12 @@ _GRACE_S = 5.0
 """How much later than its deadline an answer of the registry may come."""
 
 
-class ServingBoard(Protocol):
-    """What the trainer asks of the weight registry; `neoproto.weights.Registry` is one."""
+class ServingStatus(Protocol):
+    """Which replica serves which weights; `ReplicaSet` knows it, and a weight registry."""
+
+    async def serving(self) -> Mapping[str, WeightVersion]:
+        """The version that each replica serves, by name."""
+        ...
 
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
         """Wait until all `replicas` serve `version` or a newer one; False when `timeout` seconds passed."""
@@ -127,19 +131,19 @@ class PulledFlow(WeightFlow):
         self,
         workers: Workers,
         tasks: asyncio.TaskGroup,
-        board: ServingBoard,
+        status: ServingStatus,
         replicas: Sequence[str],
         *,
         limit: float,
         first: WeightVersion | None = None,
     ) -> None:
         super().__init__(workers, tasks, limit=limit, first=first)
-        self._board, self._replicas = board, tuple(replicas)
+        self._status, self._replicas = status, tuple(replicas)
 
     async def commit(self, version: WeightVersion, clock: PhaseClock, limit: float | None = None) -> None:
         seconds = limit or self._limit
         async with asyncio.timeout(seconds + _GRACE_S):
-            served = await clock.wait(PHASE, self._board.wait_serving(self._replicas, version, seconds))
+            served = await clock.wait(PHASE, self._status.wait_serving(self._replicas, version, seconds))
         if not served:
             raise WeightsNotServed(
                 f"weights {version} are not served by all of {', '.join(self._replicas)} after {seconds:g} s"

@@ -4,8 +4,8 @@
        ▲                         while generating                     └─ generation stands still ─┘     │
        └───────────────────────────────────── serves it ────────────────────────────────────────────────┘
 
-An engine whose weights cannot be vouched for does not go on: it stays paused while newer ones are tried, and
-is ended when that fails.
+An engine whose weights were not verified does not go on: it stays paused while the agent reads again, and is
+ended if that fails.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class AgentStats:
 
     Attributes:
         loads: versions that the replica came to serve.
-        torn_reads: reads that could not be vouched for, and were made again.
+        torn_reads: reads whose lease lapsed, and that were made again.
         pull_seconds, last_pull: lease and read, while generating.
         update_seconds, last_update: from where new requests begin to wait until they go on; with the time
             that requests in flight were given to end.
@@ -128,7 +128,7 @@ class UpdateAgent:
         self._version: WeightVersion | None = None
         self._updating = asyncio.Lock()
         self._failure: Exception | None = None
-        self._vouched = True
+        self._verified = True
         self._paused_since: float | None = None
         self._loads = self._torn_reads = 0
         self._pull_seconds = self._last_pull = self._update_seconds = self._last_update = 0.0
@@ -232,7 +232,7 @@ class UpdateAgent:
         try:
             served = await self._read_and_serve()
         except BaseException as error:
-            if not self._vouched:
+            if not self._verified:
                 self._failure = (
                     error if isinstance(error, Exception) else TornRead("cancelled after a torn read")
                 )
@@ -258,7 +258,7 @@ class UpdateAgent:
         raise AssertionError("unreachable")
 
     async def _serve(self, held: Held) -> WeightVersion:
-        if self._vouched and self._version is not None and held.version <= self._version:
+        if self._verified and self._version is not None and held.version <= self._version:
             return self._version  # what was newest has been retired since
         await self._engine.check_layout(held.manifest.layout(), f"weights {held.version}")
         if self._paused_since is None:
@@ -271,11 +271,11 @@ class UpdateAgent:
 
     async def _swap(self, held: Held) -> None:
         """Load, check, go on: once begun, not left half-way."""
-        self._vouched = False
+        self._verified = False
         with trace.span("load weights", "weights", version=str(held.version)):
             await self._engine.load(held.version, held.tensors)
             await held.check()
-        self._vouched, self._version = True, held.version
+        self._verified, self._version = True, held.version
         self._loads += 1
         await self._resume()
 

@@ -34,7 +34,7 @@ class NixlTransport:
         StoreError: `nixl` is not installed here, or does not start.
     """
 
-    place = ""
+    domain = ""
     """Only this process can write into its slots."""
 
     def __init__(self, timeout_s: float = 120.0) -> None:

@@ -1,7 +1,7 @@
 """Where the tensors of a version go: which rank writes what, into which bucket, at which byte.
 
     each rank: named tensors ──describe──> RankLayout ─┐
-                                   (gathered: small) ──┴──plan──> entries, buckets, every rank's jobs
+                                   (gathered: small) ──┴──plan──> entries, buckets, every rank's writes
 
 The plan is computed alike on every rank and kept while the layouts stay the same.
 """
@@ -40,26 +40,26 @@ class RankLayout:
     """What one rank has to publish.
 
     Attributes:
-        place: ranks of the same place can write into the same memory.
+        domain: memory domain; ranks of one domain can write into the same memory.
         names: name -> index into `sources`, in the model's order.
         sources: the tensors, tied ones once.
     """
 
-    place: str
+    domain: str
     names: tuple[tuple[str, int], ...]
     sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Bytes that lie together, in the memory of one place."""
+    """Bytes that lie together, in one memory domain."""
 
-    place: str
+    domain: str
     nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class ShardWrite:
     """What a rank writes: its box of source number `source`, as `dtype`, into a piece."""
 
     source: int
@@ -77,20 +77,20 @@ class PackingPlan:
         entries: one per name, in the model's order.
         buckets: by index.
         gathered: sources that every rank takes part in gathering, in this order.
-        jobs: of each rank, in the order of sources.
-        places: of each rank.
+        writes: of each rank, in the order of sources.
+        domains: of each rank.
     """
 
     names: tuple[str, ...]
     entries: tuple[Entry, ...]
     buckets: tuple[Bucket, ...]
     gathered: tuple[int, ...]
-    jobs: tuple[tuple[Job, ...], ...]
-    places: tuple[str, ...]
+    writes: tuple[tuple[ShardWrite, ...], ...]
+    domains: tuple[str, ...]
 
 
 def describe(
-    named_tensors: Mapping[str, Tensor], *, rollout_dtype: torch.dtype | None, place: str
+    named_tensors: Mapping[str, Tensor], *, rollout_dtype: torch.dtype | None, domain: str
 ) -> RankLayout:
     """What this rank has. Of sharded tensors the global shape counts.
 
@@ -107,14 +107,14 @@ def describe(
             dtype = rollout_dtype if rollout_dtype and tensor.dtype == torch.float32 else tensor.dtype
             layout = TensorLayout(dtype=dtype_name(dtype), shape=tuple(tensor.shape))
             sources.append(Source(layout=layout, box=local_box(tensor)))
-    return RankLayout(place=place, names=tuple(names), sources=tuple(sources))
+    return RankLayout(domain=domain, names=tuple(names), sources=tuple(sources))
 
 
 def plan_packing(ranks: Sequence[RankLayout], *, bucket_bytes: int) -> PackingPlan:
     """Lay the ranks' tensors out in buckets, in order; a piece larger than `bucket_bytes` gets its own.
 
     What several ranks have is written by one of them, so that each writes about as much. The parts that the
-    ranks of one place write of a tensor become one piece where they fit together.
+    ranks of one domain write of a tensor become one piece where they fit together.
 
     Raises:
         WeightMismatch: the ranks' models are not the same; names what differs.
@@ -141,10 +141,10 @@ def plan_packing(ranks: Sequence[RankLayout], *, bucket_bytes: int) -> PackingPl
             )
             for name, index in first.names
         ),
-        buckets=tuple(Bucket(place=place, nbytes=nbytes) for place, nbytes in builder.buckets),
+        buckets=tuple(Bucket(domain=domain, nbytes=nbytes) for domain, nbytes in builder.buckets),
         gathered=tuple(builder.gathered),
-        jobs=tuple(map(tuple, builder.jobs)),
-        places=tuple(rank.place for rank in ranks),
+        writes=tuple(map(tuple, builder.writes)),
+        domains=tuple(rank.domain for rank in ranks),
     )
 
 
@@ -153,8 +153,8 @@ class _Builder:
         self._ranks, self._bucket_bytes = ranks, bucket_bytes
         self.buckets: list[tuple[str, int]] = []
         self.gathered: list[int] = []
-        self.jobs: list[list[Job]] = [[] for _ in ranks]
-        self._open: dict[str, int] = {}  # place -> the bucket that is being filled
+        self.writes: list[list[ShardWrite]] = [[] for _ in ranks]
+        self._open: dict[str, int] = {}  # domain -> the bucket that is being filled
         self._written = [0] * len(ranks)
 
     def lay_out(self, index: int) -> tuple[Piece, ...]:
@@ -169,29 +169,31 @@ class _Builder:
             assert box is not None
             if box.numel and (box not in owners or self._written[rank] < self._written[owners[box]]):
                 owners[box] = rank
-        by_place: dict[str, dict[Box, int]] = {}
+        by_domain: dict[str, dict[Box, int]] = {}
         for box, rank in owners.items():
-            by_place.setdefault(self._ranks[rank].place, {})[box] = rank
+            by_domain.setdefault(self._ranks[rank].domain, {})[box] = rank
         itemsize = layout.torch_dtype.itemsize
         pieces: list[Piece] = []
-        for place, parts in by_place.items():
+        for domain, parts in by_domain.items():
             for outer, inner in _merged(parts):
-                piece = self._place(place, outer, itemsize)
+                piece = self._put(domain, outer, itemsize)
                 pieces.append(piece)
                 for box, rank in inner.items():
-                    self.jobs[rank].append(Job(source=index, dtype=layout.dtype, box=box, piece=piece))
+                    self.writes[rank].append(
+                        ShardWrite(source=index, dtype=layout.dtype, box=box, piece=piece)
+                    )
                     self._written[rank] += box.numel * itemsize
         return tuple(pieces)
 
-    def _place(self, place: str, box: Box, itemsize: int) -> Piece:
+    def _put(self, domain: str, box: Box, itemsize: int) -> Piece:
         nbytes = box.numel * itemsize
-        bucket = self._open.get(place)
+        bucket = self._open.get(domain)
         start = 0 if bucket is None else -(-self.buckets[bucket][1] // ALIGNMENT) * ALIGNMENT
         if bucket is None or start + nbytes > self._bucket_bytes:
             bucket, start = len(self.buckets), 0
-            self.buckets.append((place, 0))
-            self._open[place] = bucket
-        self.buckets[bucket] = (place, start + nbytes)
+            self.buckets.append((domain, 0))
+            self._open[domain] = bucket
+        self.buckets[bucket] = (domain, start + nbytes)
         return Piece(box=box, bucket=bucket, offset=start)
 
 

@@ -38,7 +38,7 @@ class _Outcome:
     error: Exception | None
 
 
-def together(peers: Peers, work: Callable[[], T]) -> list[T]:
+def on_all_ranks(peers: Peers, work: Callable[[], T]) -> list[T]:
     """Do something on every rank; all get all results, or all raise what the first rank that failed raised.
 
     Collective: nobody goes on alone into the next collective, so nobody waits there for one that failed.

@@ -1,7 +1,7 @@
 """Publishes a model's tensors as one version: every rank writes its own part, straight into the slot.
 
-    every rank                     the first rank of each place           rank 0
-    ──────────                     ─────────────────────────────          ──────
+    every rank                     the leader of each memory domain       rank 0
+    ──────────                     ────────────────────────────────       ──────
                                                                           make room: retire, wait, delete
     describe ──> plan
                                    reserve the slot ──spaces──┐
@@ -27,10 +27,10 @@ from neoproto.store import ObjectStore
 from neoproto.weights.manifest import BucketRef, Manifest, parse_dtype
 from neoproto.weights.options import WeightOptions
 from neoproto.weights.packing import PackingPlan, RankLayout, describe, plan_packing
-from neoproto.weights.peers import Alone, Peers, together
+from neoproto.weights.peers import Alone, Peers, on_all_ranks
 from neoproto.weights.pinning import Pins
 from neoproto.weights.registry import LeaseInfo, WeightRegistry
-from neoproto.weights.slot import SlotWriting
+from neoproto.weights.slot import SlotWriter
 from neoproto.weights.transport import Transport, make_transport
 from neoproto.weights.version import WeightVersion
 
@@ -88,7 +88,7 @@ class Publisher:
         self._registry = registry if registry is not None else OwnRegistry()
         self._options = options or WeightOptions()
         self._transport: Transport = make_transport(store, self._options.transport)
-        self._place = self._transport.place or f"rank {self._peers.rank}"
+        self._domain = self._transport.domain or f"rank {self._peers.rank}"
         self._pins = Pins()
         dtype = self._options.rollout_dtype
         self._rollout_dtype = None if dtype is None else parse_dtype(dtype)
@@ -126,7 +126,7 @@ class Publisher:
         while len(self._live) >= self._options.num_slots:
             self.retire(self.live[0], timeout=timeout)
         plan = self._plan(named_tensors)
-        slot = SlotWriting(self._transport, plan, self._peers, self._pins, f"{self._prefix}/{version}")
+        slot = SlotWriter(self._transport, plan, self._peers, self._pins, f"{self._prefix}/{version}")
         try:
             slot.write(named_tensors)
             manifest = Manifest(
@@ -162,15 +162,15 @@ class Publisher:
 
         self._on_rank_0(reclaim)
         own = self._live.pop(version)
-        together(self._peers, lambda: self._transport.delete(own))
+        on_all_ranks(self._peers, lambda: self._transport.delete(own))
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:
         """What rank 0 does for all; if it fails, all fail. Collective."""
-        together(self._peers, work if self._peers.rank == 0 else lambda: None)
+        on_all_ranks(self._peers, work if self._peers.rank == 0 else lambda: None)
 
     def _plan(self, named_tensors: Mapping[str, Tensor]) -> PackingPlan:
         """The plan of the last version if no rank's layout has changed, else a new one."""
-        layout = describe(named_tensors, rollout_dtype=self._rollout_dtype, place=self._place)
+        layout = describe(named_tensors, rollout_dtype=self._rollout_dtype, domain=self._domain)
         known = self._planned is not None and self._planned[0] == layout
         if not all(self._peers.exchange(known)):
             layouts = self._peers.exchange(layout)

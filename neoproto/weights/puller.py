@@ -53,7 +53,7 @@ class Pulled:
         """Ask the registry whether the lease has lived until now: call it when the tensors were used.
 
         Raises:
-            TornRead: it lapsed; what was read, or made of it, cannot be vouched for.
+            TornRead: it lapsed; what was read, or made of it, cannot be verified any more.
         """
         await self._keeper.check()
 

@@ -5,7 +5,7 @@
                    acquire ──┴──> lease <──renew┘     lapses `ttl` seconds later on the registry's own clock
 
 Nobody else's clock counts: a holder is told how long a lease lasts, never until when. What lapsed stays
-lapsed: its holder is refused, and what it read since cannot be vouched for.
+lapsed: its holder is refused, and what it read since counts as torn.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class WeightRegistry:
     def forget_replica(self, replica: str) -> None:
         """Forget a replica that is gone, and end its leases; one that was never heard of is ignored.
 
-        Should it yet be there, it is refused, and cannot vouch for what it reads: as after a lapse.
+        If it still runs, it is refused like a holder whose lease lapsed.
         """
         self._serving.pop(replica, None)
         for lease_id in [lease_id for lease_id, held in self._leases.items() if held.holder == replica]:

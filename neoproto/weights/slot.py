@@ -1,6 +1,6 @@
 """The buckets of one version while its ranks write them.
 
-reserve (first rank of each place) ──handles──> open, write (every rank) ──> commit (first rank of each place)
+reserve (leader of each memory domain) ──handles──> open, write (every rank) ──> commit (the same leaders)
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from neoproto.weights.manifest import BucketRef, parse_dtype, piece_view
-from neoproto.weights.packing import Job, PackingPlan
-from neoproto.weights.peers import Peers, together
+from neoproto.weights.packing import PackingPlan, ShardWrite
+from neoproto.weights.peers import Peers, on_all_ranks
 from neoproto.weights.pinning import Pins
 from neoproto.weights.sharding import local_tensor, whole_tensor
 from neoproto.weights.transport import OpenBuckets, Transport, UnsealedBuckets
 
 
-class SlotWriting:
+class SlotWriter:
     """One rank's part in writing one version.
 
     Args:
@@ -29,9 +29,9 @@ class SlotWriting:
         self, transport: Transport, plan: PackingPlan, peers: Peers, pins: Pins, prefix: str
     ) -> None:
         self._transport, self._plan, self._peers, self._pins = transport, plan, peers, pins
-        place = plan.places[peers.rank]
-        self._scribe = plan.places.index(place)
-        own = [index for index, bucket in enumerate(plan.buckets) if bucket.place == place]
+        domain = plan.domains[peers.rank]
+        self._leader = plan.domains.index(domain)
+        own = [index for index, bucket in enumerate(plan.buckets) if bucket.domain == domain]
         self._position = {index: position for position, index in enumerate(own)}
         self._sizes = {f"{prefix}/{index}": plan.buckets[index].nbytes for index in own}
         self._unsealed: UnsealedBuckets | None = None
@@ -43,9 +43,9 @@ class SlotWriting:
         return self._committed
 
     @property
-    def _is_scribe(self) -> bool:
-        """Whether this rank reserves and commits for its place."""
-        return self._scribe == self._peers.rank
+    def _is_leader(self) -> bool:
+        """Whether this rank, the first of its memory domain, reserves and commits for it."""
+        return self._leader == self._peers.rank
 
     def write(self, named_tensors: Mapping[str, Tensor]) -> None:
         """Reserve the slot and fill it; when this returns every rank's bytes are in place. Collective.
@@ -53,13 +53,13 @@ class SlotWriting:
         Raises:
             StoreError: on every rank, if the slot could not be reserved or opened on one.
         """
-        handles = together(self._peers, self._reserve)[self._scribe]
-        together(self._peers, lambda: self._open_and_fill(handles, named_tensors))
+        handles = on_all_ranks(self._peers, self._reserve)[self._leader]
+        on_all_ranks(self._peers, lambda: self._open_and_fill(handles, named_tensors))
 
     def commit(self) -> tuple[BucketRef, ...]:
         """Make the buckets readable; returns all, in the plan's order. Collective."""
         buckets: dict[int, BucketRef] = {}
-        for committed in together(self._peers, self._commit):
+        for committed in on_all_ranks(self._peers, self._commit):
             buckets.update(committed)
         return tuple(buckets[index] for index in range(len(self._plan.buckets)))
 
@@ -73,7 +73,7 @@ class SlotWriting:
             self._committed = ()
 
     def _reserve(self) -> Sequence[object]:
-        if not (self._is_scribe and self._sizes):
+        if not (self._is_leader and self._sizes):
             return ()
         self._unsealed = self._transport.create(self._sizes)
         return tuple(self._unsealed.handles)
@@ -90,17 +90,17 @@ class SlotWriting:
 
     def _fill(self, buffers: list[Tensor], named_tensors: Mapping[str, Tensor]) -> None:
         """Copy this rank's parts, cast on the way; copies from devices are complete on return."""
-        jobs = {job.source: job for job in self._plan.jobs[self._peers.rank]}
+        writes = {write.source: write for write in self._plan.writes[self._peers.rank]}
         devices: set[torch.device] = set()
-        for index in sorted(jobs.keys() | set(self._plan.gathered)):
+        for index in sorted(writes.keys() | set(self._plan.gathered)):
             tensor = named_tensors[self._plan.names[index]]
             part = whole_tensor(tensor) if index in self._plan.gathered else local_tensor(tensor)
-            if index in jobs:
-                buffer = buffers[self._position[jobs[index].piece.bucket]]
+            if index in writes:
+                buffer = buffers[self._position[writes[index].piece.bucket]]
                 if part.device.type != "cpu":
                     devices.add(part.device)
                     self._pins.pin(buffer)
-                _target(buffer, jobs[index]).copy_(part, non_blocking=True)
+                _target(buffer, writes[index]).copy_(part, non_blocking=True)
         for device in devices:
             torch.get_device_module(device).synchronize(device)
 
@@ -112,7 +112,7 @@ class SlotWriting:
         return dict(zip(self._position, self._committed, strict=True))
 
 
-def _target(buffer: Tensor, job: Job) -> Tensor:
+def _target(buffer: Tensor, write: ShardWrite) -> Tensor:
     """Where a rank's part goes: a view of the bucket."""
-    whole = piece_view(buffer, parse_dtype(job.dtype), job.piece)
-    return job.box.inside(job.piece.box).of(whole)
+    whole = piece_view(buffer, parse_dtype(write.dtype), write.piece)
+    return write.box.inside(write.piece.box).of(whole)

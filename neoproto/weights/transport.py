@@ -39,7 +39,7 @@ class UnsealedBuckets(OpenBuckets, Protocol):
 
     @property
     def handles(self) -> Sequence[Any]:
-        """What ranks of the same place open them with."""
+        """What ranks of the same domain open them with."""
         ...
 
     def seal(self) -> Sequence[BucketRef]:
@@ -59,8 +59,8 @@ class Transport(Protocol):
     """
 
     @property
-    def place(self) -> str:
-        """Ranks whose places are equal can open each other's unsealed buckets; "" if nobody else can."""
+    def domain(self) -> str:
+        """Memory domain: ranks of equal domains can open each other's unsealed buckets; "" if none can."""
         ...
 
     def create(self, sizes: Mapping[str, int]) -> UnsealedBuckets:
@@ -68,7 +68,7 @@ class Transport(Protocol):
         ...
 
     def open(self, handles: Sequence[Any]) -> OpenBuckets:
-        """Open what a rank of the same place started."""
+        """Open what a rank of the same domain started."""
         ...
 
     def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
@@ -103,7 +103,7 @@ def make_transport(store: ObjectStore, name: TransportName) -> Transport:
 
         return NixlTransport()
     transport = StoreTransport(store, in_place=name != "store")
-    if name == "shared_memory" and not transport.place:
+    if name == "shared_memory" and not transport.domain:
         raise StoreError("weights cannot be written in place: the store has no shared memory in this process")
     return transport
 
@@ -122,7 +122,7 @@ class StoreTransport:
         self._spare: list[Tensor] = []
 
     @property
-    def place(self) -> str:
+    def domain(self) -> str:
         return "" if self._in_place is None else f"volume {self._in_place.volume}"
 
     def create(self, sizes: Mapping[str, int]) -> UnsealedBuckets:

@@ -18,7 +18,7 @@ from tests.neoproto.trainer.fakes import World
 V = [WeightVersion(epoch=0, n=n) for n in range(3)]
 
 
-class FakeBoard:
+class FakeStatus:
     def __init__(self, served: bool = True) -> None:
         self.served, self.asked = served, list[tuple[tuple[str, ...], WeightVersion, float]]()
 
@@ -53,15 +53,15 @@ def test_a_driven_version_is_committed_by_a_call_to_all_replicas() -> None:
 
 
 def test_a_pulled_version_is_committed_without_a_call_to_rollout() -> None:
-    world, board = World(), FakeBoard()
+    world, status = World(), FakeStatus()
 
     async def main() -> None:
         async with owned_tasks() as tasks:
-            flow = PulledFlow(world.workers(), tasks, board, ["rollout/0", "rollout/1"], limit=7.0)
+            flow = PulledFlow(world.workers(), tasks, status, ["rollout/0", "rollout/1"], limit=7.0)
             await flow.publish().committed(PhaseClock(), limit=3.0)
             assert [call.group for call in world.calls] == ["actor"]
-            assert board.asked == [(("rollout/0", "rollout/1"), V[0], 3.0)]
-            board.served = False
+            assert status.asked == [(("rollout/0", "rollout/1"), V[0], 3.0)]
+            status.served = False
             with pytest.raises(WeightsNotServed, match=r"0\.1 are not served by all of rollout/0, rollout/1"):
                 await flow.publish().committed(PhaseClock())
 
@@ -81,7 +81,7 @@ def test_publishing_does_not_hold_up_the_trainer_and_its_failure_ends_the_run() 
 
     async def main() -> None:
         async with owned_tasks() as tasks:
-            flow = PulledFlow(world.workers(), tasks, FakeBoard(), ["rollout/0"], limit=7.0)
+            flow = PulledFlow(world.workers(), tasks, FakeStatus(), ["rollout/0"], limit=7.0)
             went_on.append(flow.publish().version)
             let_go.set()
             await asyncio.Event().wait()

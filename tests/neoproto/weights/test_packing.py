@@ -14,7 +14,7 @@ from tests.neoproto.weights.host_store import FakeDTensor, Mesh, Replicate, Shar
 
 def plan_alone(tensors, bucket_bytes=1 << 20, rollout_dtype=None) -> PackingPlan:
     return plan_packing(
-        [describe(tensors, rollout_dtype=rollout_dtype, place="p")], bucket_bytes=bucket_bytes
+        [describe(tensors, rollout_dtype=rollout_dtype, domain="p")], bucket_bytes=bucket_bytes
     )
 
 
@@ -41,14 +41,14 @@ def test_float32_is_cast_and_other_dtypes_are_kept():
     assert [entry.dtype for entry in plan.entries] == ["bfloat16", "int64", "float16"]
 
 
-def ranks_of(mesh: tuple[int, ...], tensors: dict, places: list[str]):
+def ranks_of(mesh: tuple[int, ...], tensors: dict, domains: list[str]):
     """Layouts of all ranks of a mesh; tensors: name -> (whole tensor, placements)."""
     layouts = []
     for rank, coordinate in enumerate(itertools.product(*map(range, mesh))):
         own = {
             name: FakeDTensor(whole, how, Mesh(mesh, coordinate)) for name, (whole, how) in tensors.items()
         }
-        layouts.append(describe(own, rollout_dtype=None, place=places[rank]))
+        layouts.append(describe(own, rollout_dtype=None, domain=domains[rank]))
     return layouts
 
 
@@ -57,7 +57,7 @@ def test_shards_of_one_host_become_one_piece_and_each_rank_writes_its_own():
     plan = plan_packing(layouts, bucket_bytes=1 << 20)
     (piece,) = plan.entries[0].pieces
     assert piece.box == Box.whole((7, 2))
-    assert [job[0].box.shape for job in plan.jobs] == [(3, 2), (3, 2), (1, 2)]
+    assert [write[0].box.shape for write in plan.writes] == [(3, 2), (3, 2), (1, 2)]
 
 
 def test_shards_of_several_hosts_are_a_piece_for_each():
@@ -65,13 +65,13 @@ def test_shards_of_several_hosts_are_a_piece_for_each():
     plan = plan_packing(layouts, bucket_bytes=1 << 20)
     first, second = plan.entries[0].pieces
     assert (first.box.start, second.box.start) == ((0, 0), (4, 0))
-    assert [bucket.place for bucket in plan.buckets] == ["a", "b"]
+    assert [bucket.domain for bucket in plan.buckets] == ["a", "b"]
 
 
 def test_what_all_ranks_have_is_written_once_and_shared_out_by_size():
     tensors = {f"w{index}": (torch.zeros(10), (Replicate(),)) for index in range(5)}
     plan = plan_packing(ranks_of((2,), tensors, ["a", "b"]), bucket_bytes=1 << 20)
-    assert [[job.source for job in jobs] for jobs in plan.jobs] == [[0, 2, 4], [1, 3]]
+    assert [[write.source for write in writes] for writes in plan.writes] == [[0, 2, 4], [1, 3]]
 
 
 def test_what_is_cut_in_another_way_is_gathered_if_one_rank_says_so():
@@ -79,7 +79,7 @@ def test_what_is_cut_in_another_way_is_gathered_if_one_rank_says_so():
     other = ranks_of((2,), {"w": (torch.zeros(4), (Strided(0),))}, ["p"] * 2)
     plan = plan_packing([layouts[0], other[1]], bucket_bytes=1 << 20)
     assert plan.gathered == (0,)
-    assert [len(jobs) for jobs in plan.jobs] == [1, 0]
+    assert [len(writes) for writes in plan.writes] == [1, 0]
 
 
 def test_ranks_with_different_models_are_refused_by_name():
@@ -121,11 +121,11 @@ def test_every_element_is_written_exactly_once_and_pieces_never_overlap(
     memory = [torch.zeros(bucket.nbytes, dtype=torch.uint8) for bucket in plan.buckets]
     for index, entry in enumerate(plan.entries):
         written = torch.zeros(entry.shape)
-        for rank, jobs in enumerate(plan.jobs):
-            for job in (job for job in jobs if job.source == index):
-                assert plan.buckets[job.piece.bucket].place == plan.places[rank]
-                job.box.of(written).add_(1)
-                assert job.box.overlap(job.piece.box) == job.box
+        for rank, writes in enumerate(plan.writes):
+            for write in (write for write in writes if write.source == index):
+                assert plan.buckets[write.piece.bucket].domain == plan.domains[rank]
+                write.box.of(written).add_(1)
+                assert write.box.overlap(write.piece.box) == write.box
         assert (written == 1).all()
         assert sum(piece.box.numel for piece in entry.pieces) == math.prod(entry.shape)
         for piece in entry.pieces:

@@ -20,10 +20,10 @@ def host():
 
 
 def test_the_options_say_how_bytes_travel(host):
-    assert make_transport(host, "auto").place == "volume 0"
-    assert make_transport(host, "shared_memory").place == "volume 0"
-    assert make_transport(host, "store").place == ""
-    assert make_transport(MemoryStore(), "auto").place == ""
+    assert make_transport(host, "auto").domain == "volume 0"
+    assert make_transport(host, "shared_memory").domain == "volume 0"
+    assert make_transport(host, "store").domain == ""
+    assert make_transport(MemoryStore(), "auto").domain == ""
     with pytest.raises(StoreError, match="no shared memory in this process"):
         make_transport(MemoryStore(), "shared_memory")
     with pytest.raises(StoreError, match="no shared memory here"):

@@ -26,7 +26,7 @@ from _bench import Figure, Measurements, first_of, positive, random_llama, secon
 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.checkpoint.files import write_checkpoint
-from actors.checkpoint.model import Checkpointer
+from actors.checkpoint.model import ModelCheckpointer
 from actors.checkpoint.rng import rng_state
 from actors.checkpoint.state import training_parts
 from actors.training.policy import Policy, PolicyOptions
@@ -60,7 +60,7 @@ class Bench:
         train = TrainOptions(mini_batch_samples=ROWS, micro_batch_size=ROWS)
         options = PolicyOptions(model=ModelOptions(path=str(folder / "model")), train=train)
         self._policy = Policy(options, Ranks())
-        self._checkpoints = Checkpointer(self._policy.model, self._policy.loop, Ranks())
+        self._checkpoints = ModelCheckpointer(self._policy.model, self._policy.loop, Ranks())
         self._batch, self._saved = make_batch(), folder / "saved"
 
     def update(self, times: int = 1) -> None:

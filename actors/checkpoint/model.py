@@ -39,7 +39,7 @@ _NICER = 10
 """How much lower the priority of writing is than that of training, where they share processors."""
 
 
-class Checkpointer:
+class ModelCheckpointer:
     """Saves and restores one model, its optimizer and this process's generators. One per rank.
 
     `save` and `load` are collective and are not called at the same time; `finish` waits for this rank alone.
@@ -115,7 +115,7 @@ class Checkpointer:
         """Restore what `save` wrote.
 
         With as many ranks as saved it everything goes on bit for bit. With another number, weights and
-        optimizer are divided anew, and generators seeded from the seed, the count of updates and the rank.
+        optimizer are divided again, and generators seeded from the seed, the count of updates and the rank.
         The optimizer's hyper-parameters are the configured ones; its learning rate follows from the count.
 
         Args:

@@ -139,7 +139,7 @@ class Rollout:
             `last_…`.
         """
         times = self._engine.times
-        figures = {
+        metrics = {
             "samples": float(self._samples),
             "tokens": float(self._tokens),
             "seconds": self._seconds,
@@ -151,7 +151,7 @@ class Rollout:
         }
         if self._agent is not None:
             done = self._agent.stats
-            figures |= {
+            metrics |= {
                 "weight_loads": float(done.loads),
                 "torn_reads": float(done.torn_reads),
                 "pull_seconds": done.pull_seconds,
@@ -159,7 +159,7 @@ class Rollout:
                 "update_seconds": done.update_seconds,
                 "last_update_seconds": done.last_update,
             }
-        return figures
+        return metrics
 
     def _drawing(self, meta: Mapping[str, Any]) -> tuple[int, SamplingParams]:
         options = self._options

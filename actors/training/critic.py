@@ -112,9 +112,9 @@ class Critic:
             NonFiniteLoss, ValueError: see `TrainLoop.update`.
         """
         batch = PaddedBatch(columns, self._ranks.device)
-        figures = self.loop.update(batch, self.loss_share)
-        figures["vf_explained_var"] = self._explained_variance(batch)
-        return {f"critic/{name}": value for name, value in figures.items()}
+        metrics = self.loop.update(batch, self.loss_share)
+        metrics["vf_explained_var"] = self._explained_variance(batch)
+        return {f"critic/{name}": value for name, value in metrics.items()}
 
     def loss_share(self, micro: MicroBatch, denominators: LossDenominators) -> LossShare:
         """Clipped value loss of one micro-batch."""
@@ -127,12 +127,12 @@ class Critic:
             loss_agg_mode=self._options.loss_agg_mode,
             denominators=denominators,
         )
-        figures = {
+        metrics = {
             "vf_loss": found.loss.detach(),
             "vf_clipfrac": found.vf_clipfrac,
             "vpred_mean": found.vpred_mean,
         }
-        return LossShare(loss=found.loss, figures=figures)
+        return LossShare(loss=found.loss, metrics=metrics)
 
     def _state_values(self, micro: MicroBatch) -> Tensor:
         """Values [b, r + 1]: column t is the state before response token t, column r after the last."""

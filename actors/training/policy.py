@@ -99,8 +99,8 @@ class Policy:
         Raises:
             NonFiniteLoss, ValueError: see `TrainLoop.update`.
         """
-        figures = self.loop.update(PaddedBatch(columns, self._ranks.device), self.loss_share)
-        return {f"actor/{name}": value for name, value in figures.items()}
+        metrics = self.loop.update(PaddedBatch(columns, self._ranks.device), self.loss_share)
+        return {f"actor/{name}": value for name, value in metrics.items()}
 
     def loss_share(self, micro: MicroBatch, denominators: LossDenominators) -> LossShare:
         """Policy loss, minus the entropy bonus, plus the KL term, of one micro-batch."""
@@ -123,7 +123,7 @@ class Policy:
         loss = policy.loss
         if with_bonus:
             loss = loss - options.entropy_coeff * aggregate_loss(entropy, mask, mode, denominators)
-        figures = {
+        metrics = {
             "pg_loss": policy.loss.detach(),
             "pg_clipfrac": policy.pg_clipfrac,
             "pg_clipfrac_lower": policy.pg_clipfrac_lower,
@@ -134,8 +134,8 @@ class Policy:
             per_token = kl_estimate(log_probs, micro["ref_log_prob"], mask, options.kl_loss_type)
             kl_loss = aggregate_loss(per_token, mask, mode, denominators)
             loss = loss + options.kl_loss_coef * kl_loss
-            figures["kl_loss"] = kl_loss.detach()
-        return LossShare(loss=loss, figures=figures)
+            metrics["kl_loss"] = kl_loss.detach()
+        return LossShare(loss=loss, metrics=metrics)
 
     def save(self, path: str) -> None:
         """Write a Hugging Face folder, see `save_hf_folder`; collective."""

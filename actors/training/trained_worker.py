@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from actors.checkpoint.model import Checkpointer
+from actors.checkpoint.model import ModelCheckpointer
 from actors.dispatch import REPLICATED
 from actors.training.torch_worker import TorchOptions, TorchWorker
 from actors.training.updates import TrainLoop
@@ -19,10 +19,10 @@ ANSWER_S = 2.0
 class TrainedWorker(TorchWorker):
     """A worker with one model in training; a subclass says which, with `_trains`, when it is built."""
 
-    _checkpointer: Checkpointer
+    _checkpointer: ModelCheckpointer
 
     def _trains(self, model: nn.Module, loop: TrainLoop, options: TorchOptions) -> None:
-        self._checkpointer = Checkpointer(
+        self._checkpointer = ModelCheckpointer(
             model, loop, self.ranks, seed=options.seed, timeout_s=options.collective_timeout_s
         )
 
@@ -53,7 +53,7 @@ class TrainedWorker(TorchWorker):
 
     @register(dispatch_mode=REPLICATED)
     def load_checkpoint(self, folder: str) -> None:
-        """Restore what `save_checkpoint` wrote, on any number of ranks; see `Checkpointer.load`.
+        """Restore what `save_checkpoint` wrote, on any number of ranks; see `ModelCheckpointer.load`.
 
         Raises:
             ConfigError: a file is missing or damaged; nothing was changed.

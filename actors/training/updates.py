@@ -51,7 +51,7 @@ class TrainOptions:
         mini_batch_samples: samples of one optimizer step, on all ranks together.
         micro_batch_size: samples of one forward and backward pass on one rank.
         epochs: passes over a batch.
-        shuffle: mini-batches are drawn anew in every epoch; else they are the same ones every time, and the
+        shuffle: mini-batches are drawn again in every epoch; else they are the same ones every time, and the
             samples of a prompt are in one.
         samples_per_prompt: consecutive rows of a batch that are one prompt's.
         seed: of the shuffling.
@@ -85,11 +85,11 @@ class LossShare:
 
     Attributes:
         loss: scalar with gradient.
-        figures: scalars without gradient. Both sum over micro-batches and ranks to the mini-batch's value.
+        metrics: scalars without gradient. Both sum over micro-batches and ranks to the mini-batch's value.
     """
 
     loss: Tensor
-    figures: Mapping[str, Tensor]
+    metrics: Mapping[str, Tensor]
 
 
 LossFn = Callable[[MicroBatch, LossDenominators], LossShare]
@@ -124,7 +124,7 @@ class TrainLoop:
             loss: the share of one micro-batch, given the mini-batch's denominators.
 
         Returns:
-            Means over mini-batches of the figures and of `grad_norm` (before clipping), and `lr`; the same on
+            Means over mini-batches of the metrics and of `grad_norm` (before clipping), and `lr`; the same on
             all ranks. Mini-batches whose mask is empty are left out, of training too.
 
         Raises:
@@ -162,19 +162,19 @@ class TrainLoop:
             share = loss(micro, denominators)
             # FSDP averages gradients over ranks; the denominators are global already.
             torch.autograd.backward(share.loss * self._ranks.world_size)
-            for name, value in {"loss": share.loss.detach(), **share.figures}.items():
+            for name, value in {"loss": share.loss.detach(), **share.metrics}.items():
                 totals[name] = totals.get(name, 0.0) + value.double()
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         norm = whole_tensor(torch.nn.utils.get_total_norm(gradients))
         summed = self._ranks.sum(torch.stack(list(totals.values()))).tolist()
-        figures = dict(zip(totals, summed, strict=True)) | {"grad_norm": float(norm)}
-        total = figures.pop("loss")
-        if not (math.isfinite(total) and math.isfinite(figures["grad_norm"])):
+        metrics = dict(zip(totals, summed, strict=True)) | {"grad_norm": float(norm)}
+        total = metrics.pop("loss")
+        if not (math.isfinite(total) and math.isfinite(metrics["grad_norm"])):
             self.optimizer.zero_grad(set_to_none=True)
-            raise NonFiniteLoss(f"loss {total}, gradient norm {figures['grad_norm']} in {where}")
+            raise NonFiniteLoss(f"loss {total}, gradient norm {metrics['grad_norm']} in {where}")
         torch.nn.utils.clip_grads_with_norm_(self._parameters, self._options.grad_clip, norm)
         self.optimizer.step()
-        return figures
+        return metrics
 
     def _denominators(self, batch: PaddedBatch, pieces: list[Tensor]) -> list[LossDenominators]:
         """Of each mini-batch, over all ranks; one reduction for all of them."""

@@ -13,7 +13,7 @@ import torch
 
 from neoproto.data import DataProto
 from neoproto.run.process import run_command
-from neoproto.trainer.checkpoint.saving import Checkpointer, Moment
+from neoproto.trainer.checkpoint.saving import CheckpointContext, Checkpointer
 from neoproto.trainer.metrics.batch import batch_metrics
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
@@ -34,17 +34,17 @@ async def best_of_n(parts: TrainingParts) -> TrainingResult:
             await parts.validator.run(0)
         for step in range(start.step + 1, parts.total_steps + 1):
             clock, prompts = PhaseClock(), parts.prompts.next_batch()
-            batch, figures = await learn(parts, prompts, clock)
+            batch, metrics = await learn(parts, prompts, clock)
             await weights.publish().committed(clock)  # every replica serves them when this returns
             parts.prompt_log.log(step, [str(uid) for uid in prompts["uid"]])
             parts.sample_log.log(step, batch)  # writes with trainer.log_samples=true
-            parts.recorder.step(step, figures, clock, samples=len(batch))
+            parts.recorder.step(step, metrics, clock, samples=len(batch))
             batch.release()  # what the store holds of it
             prompts.release()
             if parts.validator.due(step):
                 await parts.validator.run(step)
             if saver.due(step):
-                await saver.save(step, lambda: Moment(version=weights.newest.version))
+                await saver.save(step, lambda: CheckpointContext(version=weights.newest.version))
         await saver.finished()
     return parts.recorder.result()
 
@@ -63,9 +63,9 @@ async def learn(
         await clock.call("old_log_prob", workers.actor, "compute_log_prob", batch, timeout=limits.log_prob)
     )
     with clock.phase("choose"):
-        batch, figures = choose(batch)
+        batch, metrics = choose(batch)
     update = await clock.call("update_actor", workers.actor, "update_actor", batch, timeout=limits.update)
-    return batch, figures | update
+    return batch, metrics | update
 
 
 def choose(batch: DataProto) -> tuple[DataProto, dict[str, float]]:
@@ -82,11 +82,11 @@ def choose(batch: DataProto) -> tuple[DataProto, dict[str, float]]:
     mask_bt = torch.zeros_like(columns["response_mask"])
     mask_bt[chosen] = columns["response_mask"][chosen]
     new = {"response_mask": mask_bt, "advantages": mask_bt.float()}
-    figures = batch_metrics(columns | new | {"token_level_rewards": columns["token_level_scores"]})
-    figures["best_of_n/chosen"] = len(chosen) / len(best)
+    metrics = batch_metrics(columns | new | {"token_level_rewards": columns["token_level_scores"]})
+    metrics["best_of_n/chosen"] = len(chosen) / len(best)
     # Renamed, not dropped, so that releasing the batch releases it too.
     batch = batch.rename("response_mask", "generated_mask")
-    return batch.union(DataProto.from_dict(tensors=new)), figures
+    return batch.union(DataProto.from_dict(tensors=new)), metrics
 
 
 if __name__ == "__main__":

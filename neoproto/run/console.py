@@ -142,7 +142,7 @@ _FIRST_TO_GO = (*_BEFORE_THE_BAR, "s/step", "score")
 
 
 def step_parts(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The figures of one step, by what they are."""
+    """The metrics of one step as text, by name."""
     # With algorithm.truncated=mask a step may have no token to train on, and then no losses.
     trained = "actor/pg_loss" in metrics
     parts = {
@@ -158,7 +158,7 @@ def step_parts(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
-    """The figures of one step in one line."""
+    """The metrics of one step in one line."""
     return "  ".join(step_parts(metrics).values())
 
 

@@ -22,7 +22,7 @@ REGISTRY = "registry"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class GroupSpec:
     """One worker group.
 
     Attributes:
@@ -38,7 +38,7 @@ class Recipe:
     model: str | None
 
 
-def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
+def group_specs(prepared: PreparedRun, placement: Placement) -> list[GroupSpec]:
     """The groups of a run, the slowest to start first.
 
     Raises:
@@ -50,25 +50,23 @@ def recipes(prepared: PreparedRun, placement: Placement) -> list[Recipe]:
     device = models["actor"].device_type
     policy = options.policy_options(config, prepared.model_dir, device, prepared.total_steps)
     env = torch_env(config.actor_rollout_ref.actor.num_threads)
-    found.append(_recipe("actor", models["actor"].name, PolicyWorker, policy, env))
+    found.append(_spec("actor", models["actor"].name, PolicyWorker, policy, env))
     if config.uses_critic:
         critic = options.critic_options(
             config, prepared.critic_dir, models["critic"].device_type, prepared.total_steps
         )
         found.append(
-            _recipe(
-                "critic", models["critic"].name, CriticWorker, critic, torch_env(config.critic.num_threads)
-            )
+            _spec("critic", models["critic"].name, CriticWorker, critic, torch_env(config.critic.num_threads))
         )
     if config.uses_reference:
         reference = options.reference_options(config, prepared.model_dir, models["reference"].device_type)
-        found.append(_recipe("reference", models["reference"].name, ReferenceWorker, reference, env))
+        found.append(_spec("reference", models["reference"].name, ReferenceWorker, reference, env))
     reward = models["reward"].name if "reward" in models else None
     judge = options.reward_options(config, prepared.model_dir, prepared.eos_token_ids)
-    found.append(_recipe("reward", reward, RewardWorker, judge, torch_env(1)))
+    found.append(_spec("reward", reward, RewardWorker, judge, torch_env(1)))
     # Asked all the time, and for a moment each: in a trace that would be most of it, and say nothing.
     registry = ClassWithInitArgs(RegistryWorker, env=torch_env(1) | {FOLDER_VARIABLE: ""})
-    found.append(Recipe(role=REGISTRY, name=config.weights.registry_name, workers=registry, model=None))
+    found.append(GroupSpec(role=REGISTRY, name=config.weights.registry_name, workers=registry, model=None))
     return found
 
 
@@ -79,16 +77,18 @@ def torch_env(num_threads: int | None) -> dict[str, str]:
     return env if num_threads is None else env | {"OMP_NUM_THREADS": str(num_threads)}
 
 
-def _recipe(
+def _spec(
     role: str, model: str | None, cls: type[Worker], worker_options: object, env: dict[str, str]
-) -> Recipe:
-    return Recipe(role=role, name=role, workers=ClassWithInitArgs(cls, worker_options, env=env), model=model)
+) -> GroupSpec:
+    return GroupSpec(
+        role=role, name=role, workers=ClassWithInitArgs(cls, worker_options, env=env), model=model
+    )
 
 
-def _rollout(prepared: PreparedRun, device: DeviceType, model: str) -> Recipe:
+def _rollout(prepared: PreparedRun, device: DeviceType, model: str) -> GroupSpec:
     config = prepared.config
     rollout = options.rollout_options(
         config, prepared.model_dir, device, prepared.eos_token_ids, prepared.pad_token_id
     )
     env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
-    return _recipe("rollout", model, RolloutWorker, rollout, env)
+    return _spec("rollout", model, RolloutWorker, rollout, env)

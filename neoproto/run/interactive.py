@@ -30,14 +30,14 @@ from neoproto.errors import ConfigError
 from neoproto.files import user_path
 from neoproto.run.console import PLAIN_WIDTH, RunConsole
 from neoproto.run.folder import close_run_log, open_run_log, run_folder
-from neoproto.run.loggers import open_services
-from neoproto.run.session import Crew, RunSession, prepared_run
-from neoproto.run.starting import Starts
+from neoproto.run.resuming import ResumePoints
+from neoproto.run.session import RunSession, RunWorkers, prepared_run
 from neoproto.run.stepping import Order, StepThread
 from neoproto.run.trainers import no_process_failure
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.stack import check_stack
 from neoproto.tables import table_html
+from neoproto.trainer.metrics.loggers import open_services
 from neoproto.trainer.metrics.record import StepReport
 from neoproto.trainer.sync import SyncSteps, release
 
@@ -98,7 +98,7 @@ class InteractiveTrainer:
         self._console = _Console()
         self._lock = threading.Lock()
         self._kept: tuple[DataProto, DataProto] | None = None
-        self._crew: Crew | None = None
+        self._run_workers: RunWorkers | None = None
         with ExitStack() as stack:
             stack.enter_context(_only_trainer(runtime))
             check_stack()
@@ -126,34 +126,34 @@ class InteractiveTrainer:
         folder = stack.enter_context(run_folder(config))
         stack.callback(close_run_log, open_run_log(folder / "run.log"))
         services = stack.enter_context(open_services(config, folder, console.say))
-        starts = Starts(prepared, folder, given, console.stage)
-        self._session = session = RunSession(prepared, placement, folder, console, starts, services)
-        start = starts.next()
-        if (told := starts.told(start)) is not None:
-            console.say(f"note: {told}")
+        points = ResumePoints(prepared, folder, given, console.stage)
+        self._session = session = RunSession(prepared, placement, folder, console, points, services)
+        start = points.next()
+        if (origin := points.describe(start)) is not None:
+            console.say(f"note: {origin}")
         stack.callback(self._release_groups)
-        self._crew = crew = session.start_workers(runtime, start)
+        self._run_workers = started = session.start_workers(runtime, start)
         session.mark_begun(start)
-        parts = session.parts(crew, stack.enter_context(session.trackers(start)), start)
+        parts = session.parts(started, stack.enter_context(session.trackers(start)), start)
         self._step, self._parts = start.step, parts
         stack.callback(self._release_batch)
         self._thread = StepThread(self._parts, self._others(), self._keep)
         stack.callback(self._thread.close)
 
     def _others(self) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
-        crew = self._started_crew
-        failure = crew.process_failure(self._runtime)
+        started = self._started_workers
+        failure = started.process_failure(self._runtime)
         return {
-            "the supervision of the replicas": crew.supervisor.run,
+            "the supervision of the replicas": started.supervisor.run,
             "the watch over processes": lambda: no_process_failure(failure),
         }
 
     @property
     def groups(self) -> dict[str, WorkerGroup]:
         """Its worker groups now, by name; a replica of rollout that was restarted is another group."""
-        crew = self._started_crew
-        replicas = [cast(WorkerGroup, replica.group) for replica in crew.replicas.replicas]
-        return {group.name: group for group in (*crew.groups.values(), *replicas)}
+        started = self._started_workers
+        replicas = [cast(WorkerGroup, replica.group) for replica in started.replicas.replicas]
+        return {group.name: group for group in (*started.groups.values(), *replicas)}
 
     def step(self) -> Order[StepDone]:
         """Order the next PPO step, with the validation and the checkpoint that are due after it.
@@ -203,7 +203,7 @@ class InteractiveTrainer:
         path = user_path(str(folder), field="folder").absolute()
 
         async def save(_: SyncSteps) -> Path:
-            await self._session.save(self._started_crew.workers, path)
+            await self._session.save(self._started_workers.workers, path)
             return path
 
         return self._thread.order(f"model to {path.name}", save, trains=False)
@@ -229,9 +229,9 @@ class InteractiveTrainer:
         return table_html(type(self).__name__, (), rows)
 
     @property
-    def _started_crew(self) -> Crew:
-        assert self._crew is not None, "all workers have started"
-        return self._crew
+    def _started_workers(self) -> RunWorkers:
+        assert self._run_workers is not None, "all workers have started"
+        return self._run_workers
 
     def _runtime_closes(self) -> None:
         self._thread.close(RUNTIME_CLOSES_S)
@@ -253,7 +253,7 @@ class InteractiveTrainer:
         A notebook keeps the exception of a failed start, and with it its groups: they would not go by
         themselves. Threads by hand: at the end of an interpreter pools take no more work.
         """
-        groups = set(self.groups.values()) if self._crew is not None else set()
+        groups = set(self.groups.values()) if self._run_workers is not None else set()
         for future in self._session.starting:
             if not future.done():
                 future.add_done_callback(_release_later)
@@ -306,13 +306,13 @@ def _only_trainer(runtime: Runtime) -> Iterator[None]:
 
 
 def _is_shown(name: str) -> bool:
-    """The figures that a person looks at first; all are in `metrics`."""
+    """The metrics that a person looks at first; all are in `StepDone.metrics`."""
     shown = ("critic/score/mean", "critic/vf_loss", "response_length/mean", "training/rollout_probs_diff_max")
     return name in shown or name.startswith(("actor/", "perf/t"))
 
 
 class _Console(RunConsole):
-    """Says what takes long, and keeps the figures for those who ordered them."""
+    """Says what takes long, and keeps the metrics for those who ordered them."""
 
     def __init__(self) -> None:
         plain = Console(

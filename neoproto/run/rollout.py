@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from actors.weight_registry import GroupRegistry
 from neoproto.config import RunConfig
-from neoproto.run.group_specs import Recipe
+from neoproto.run.group_specs import GroupSpec
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.runtime import SPAWN_TIMEOUT_S
 from neoproto.trainer.replicas import ReplicaSet
@@ -16,21 +16,21 @@ _GRACE_S = 30.0
 """How much later than its own deadlines a start is given up."""
 
 
-def start_replica(runtime: Runtime, recipe: Recipe, index: int, timeout: float) -> WorkerGroup:
+def start_replica(runtime: Runtime, spec: GroupSpec, index: int, timeout: float) -> WorkerGroup:
     """Start the process of one replica on its own device; blocks.
 
     It is named after model and device, `rollout-0`, and `rollout-0-2` when it is started for the second time:
     nothing that is still on its way from an earlier process can be taken for word of this one.
     """
-    assert recipe.model is not None, recipe
-    place = runtime.model_resource_pool(recipe.model).view(start=index, size=1)
-    name = f"{recipe.name}-{index}"
-    return runtime.create_worker_group(recipe.workers, on=place, name=name, timeout=timeout)
+    assert spec.model is not None, spec
+    place = runtime.model_resource_pool(spec.model).view(start=index, size=1)
+    name = f"{spec.name}-{index}"
+    return runtime.create_worker_group(spec.workers, on=place, name=name, timeout=timeout)
 
 
 def supervised(
     runtime: Runtime,
-    recipe: Recipe,
+    spec: GroupSpec,
     groups: Sequence[WorkerGroup],
     registry: WorkerGroup,
     config: RunConfig,
@@ -39,7 +39,7 @@ def supervised(
     """The replicas as one thing to call, and who keeps them alive.
 
     Args:
-        recipe: of rollout.
+        spec: of rollout.
         groups: the processes that `start_replica` started, by index.
         registry: the group of the weight registry.
         tell: a line for a person.
@@ -47,7 +47,7 @@ def supervised(
     trainer = config.trainer
     start = trainer.timeouts.start
     board = GroupRegistry(registry)
-    replicas = ReplicaSet(recipe.name, groups, board)
+    replicas = ReplicaSet(spec.name, groups, board)
     options = SupervisionOptions(
         max_restarts=trainer.max_replica_restarts,
         heartbeat_interval=trainer.heartbeat_interval,
@@ -60,7 +60,7 @@ def supervised(
         replicas,
         board,
         registry,
-        lambda index: start_replica(runtime, recipe, index, start),
+        lambda index: start_replica(runtime, spec, index, start),
         options,
         tell=tell,
     )

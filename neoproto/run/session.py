@@ -31,14 +31,12 @@ from neoproto.run.folder import (
     open_run_log,
     run_folder,
 )
-from neoproto.run.group_specs import REGISTRY, Recipe, recipes
-from neoproto.run.loggers import Services, open_services
+from neoproto.run.group_specs import REGISTRY, GroupSpec, group_specs
 from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
-from neoproto.run.restarts import Restarts
+from neoproto.run.resuming import Opened, ResumePoints, checkpoint_at_path, open_checkpoint
 from neoproto.run.rollout import start_replica, supervised
-from neoproto.run.starting import Opened, Starts, checkpoint_at_path, open_checkpoint
 from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import Loop, loop_code, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
@@ -47,7 +45,9 @@ from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Placement
 from neoproto.text import first_line
 from neoproto.trainer.checkpoint.history import METRICS, PROMPTS, SAMPLES, PromptLog
+from neoproto.trainer.checkpoint.restarts import Restarts
 from neoproto.trainer.checkpoint.resume import StartPoint
+from neoproto.trainer.metrics.loggers import Services, open_services
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.metrics.samples import SampleLog
@@ -80,8 +80,8 @@ def run(
     with run_folder(config) as folder:
         open_run_log(folder / "run.log")
         console.say(f"run folder: {folder}")
-        starts = Starts(prepared, folder, given, console.stage)
-        steps = starts.complete()
+        points = ResumePoints(prepared, folder, given, console.stage)
+        steps = points.complete()
         if steps is not None:
             more = "a larger trainer.total_training_steps trains on"
             console.say(f"this run is complete: {steps} steps are trained, the model is in model/; {more}")
@@ -89,8 +89,8 @@ def run(
         for note in (*prepared.notes, *filter(None, [tmp_note()])):
             console.say(f"note: {note}")
         with tracing(config, folder, console.say), open_services(config, folder, console.say) as services:
-            session = RunSession(prepared, placement, folder, console, starts, services, own_loop)
-            return Restarts(config, starts.newest, console.say).run(session.train)
+            session = RunSession(prepared, placement, folder, console, points, services, own_loop)
+            return Restarts(config, points.newest, console.say).run(session.train)
 
 
 def dry_run(config: RunConfig, console: RunConsole | None = None, own_loop: Loop | None = None) -> None:
@@ -101,11 +101,11 @@ def dry_run(config: RunConfig, console: RunConsole | None = None, own_loop: Loop
     """
     console = console or RunConsole()
     placement, prepared, given = prepared_run(config, console, own_loop)
-    recipes(prepared, placement)
+    group_specs(prepared, placement)
     if (folder := check_folder(config)) is not None:
-        starts = Starts(prepared, folder, given, console.stage)
-        if starts.complete() is None:
-            starts.open()
+        points = ResumePoints(prepared, folder, given, console.stage)
+        if points.complete() is None:
+            points.open()
     show_plan(prepared, placement, console)
     if (note := tmp_note()) is not None:
         console.say(f"note: {note}")
@@ -158,7 +158,7 @@ def wait_for_all(futures: Collection[Future[Any]], failure: ProcessFailure) -> N
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crew:
+class RunWorkers:
     """The processes of one start of a run.
 
     Attributes:
@@ -186,15 +186,15 @@ class RunSession:
         placement: Placement,
         folder: Path,
         console: RunConsole,
-        starts: Starts,
+        points: ResumePoints,
         services: Services,
         own_loop: Loop | None = None,
     ) -> None:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
-        self._config, self._starts, self._services = prepared.config, starts, services
+        self._config, self._points, self._services = prepared.config, points, services
         self._own_loop = own_loop
         # Made before anything is started: options that contradict each other are refused here.
-        self._recipes = recipes(prepared, placement)
+        self._specs = group_specs(prepared, placement)
         self.starting: list[Future[WorkerGroup]] = []
         """The groups of the newest start, for whoever has to release them if it fails."""
 
@@ -205,9 +205,9 @@ class RunSession:
             begin: called when training begins.
         """
         console, config = self._console, self._config
-        start = self._starts.next()
-        if (told := self._starts.told(start)) is not None:
-            console.say(f"note: {told}")
+        start = self._points.next()
+        if (note := self._points.describe(start)) is not None:
+            console.say(f"note: {note}")
         settings = {
             "runtime": config.runtime.model_copy(
                 update={"run_dir": str(self._folder), "env_vars": worker_environment(config, self._folder)}
@@ -218,56 +218,60 @@ class RunSession:
             runtime = Runtime.from_config(settings, placement=self._placement)
         with runtime:
             console.table(runtime.placement_table())
-            crew = self.start_workers(runtime, start)
+            started = self.start_workers(runtime, start)
             begin()
             self.mark_begun(start)
             with self.trackers(start) as trackers, console.steps(self._prepared.total_steps):
-                parts = self.parts(crew, trackers, start)
+                parts = self.parts(started, trackers, start)
                 result = train(
-                    parts, crew.replicas, crew.supervisor, crew.process_failure(runtime), self._own_loop
+                    parts,
+                    started.replicas,
+                    started.supervisor,
+                    started.process_failure(runtime),
+                    self._own_loop,
                 )
             model_dir = self._folder / MODEL
             with console.stage("writing the model"):
-                asyncio.run(self.save(crew.workers, model_dir))
+                asyncio.run(self.save(started.workers, model_dir))
             mark_complete(self._folder, self._prepared.total_steps)
             with console.stage("closing"):
                 runtime.close()
         console.finish(result, self._folder, model_dir)
         return result
 
-    def start_workers(self, runtime: Runtime, start: StartPoint) -> Crew:
+    def start_workers(self, runtime: Runtime, start: StartPoint) -> RunWorkers:
         """Start all processes, and have policy and critic go on from the checkpoint, if it is one; blocks."""
         with self._console.stage("starting workers"):
             groups, started = self._start_groups(runtime)
             replicas, supervisor = supervised(
-                runtime, self._recipe("rollout"), started, groups[REGISTRY], self._config, self._console.say
+                runtime, self._spec("rollout"), started, groups[REGISTRY], self._config, self._console.say
             )
             workers = self._attached(groups, replicas)
         if start.folder is not None:
             with self._console.stage("loading the checkpoint"):
                 self._load(groups, start)
-        return Crew(groups=groups, replicas=replicas, supervisor=supervisor, workers=workers)
+        return RunWorkers(groups=groups, replicas=replicas, supervisor=supervisor, workers=workers)
 
     def mark_begun(self, start: StartPoint) -> None:
         """Training begins: from now on the folder's run is not complete, and has nothing after `start`."""
         mark_incomplete(self._folder)
         self._services.begin(start.step)
-        self._starts.cut(start)
+        self._points.cut(start)
 
-    def parts(self, crew: Crew, tracker: Tracker, start: StartPoint) -> TrainingParts:
+    def parts(self, started: RunWorkers, tracker: Tracker, start: StartPoint) -> TrainingParts:
         """What the trainer is handed."""
         config, prepared = self._config, self._prepared
         return training_parts(
             config,
-            crew.workers,
+            started.workers,
             RunPrompts(prepared.loader, prepared.validation, config.data.val_batch_size),
             tracker=tracker,
             show=self._console,
             run_dir=self._folder,
             total_steps=prepared.total_steps,
-            gauges=crew.replicas.metrics,
+            gauges=started.replicas.metrics,
             start=start,
-            checkpoints=self._starts.checkpoints,
+            checkpoints=self._points.checkpoints,
             prompt_log=PromptLog(self._folder / PROMPTS),
             sample_log=SampleLog(self._folder / SAMPLES if config.trainer.log_samples else None),
             loop=prepared.loop,
@@ -280,8 +284,8 @@ class RunSession:
             trackers.append(TensorBoardTracker(self._folder / "tensorboard", start.step))
         return Trackers(*trackers)
 
-    def _recipe(self, role: str) -> Recipe:
-        return next(recipe for recipe in self._recipes if recipe.role == role)
+    def _spec(self, role: str) -> GroupSpec:
+        return next(spec for spec in self._specs if spec.role == role)
 
     def _start_groups(self, runtime: Runtime) -> tuple[Mapping[str, WorkerGroup], Sequence[WorkerGroup]]:
         """The groups by role, rollout's apart, and the replicas of rollout, a group of one process each.
@@ -289,29 +293,25 @@ class RunSession:
         All at once: most of a start is imports and vLLM's own set-up.
         """
         timeout = self._config.trainer.timeouts.start
-        rollout = self._recipe("rollout")
+        rollout = self._spec("rollout")
 
-        def start(recipe: Recipe) -> WorkerGroup:
+        def start(spec: GroupSpec) -> WorkerGroup:
             pool = (
-                runtime.create_resource_pool(on="controller", name=recipe.name)
-                if recipe.model is None
-                else runtime.model_resource_pool(recipe.model)
+                runtime.create_resource_pool(on="controller", name=spec.name)
+                if spec.model is None
+                else runtime.model_resource_pool(spec.model)
             )
-            return runtime.create_worker_group(recipe.workers, on=pool, name=recipe.name, timeout=timeout)
+            return runtime.create_worker_group(spec.workers, on=pool, name=spec.name, timeout=timeout)
 
         count = next(model for model in self._placement.models if model.worker == "rollout").world_size
-        threads = ThreadPoolExecutor(count + len(self._recipes), thread_name_prefix="start-workers")
+        threads = ThreadPoolExecutor(count + len(self._specs), thread_name_prefix="start-workers")
         try:
             replicas = [
                 threads.submit(start_replica, runtime, rollout, index, timeout) for index in range(count)
             ]
-            groups = {
-                recipe.role: threads.submit(start, recipe)
-                for recipe in self._recipes
-                if recipe is not rollout
-            }
+            groups = {spec.role: threads.submit(start, spec) for spec in self._specs if spec is not rollout}
             self.starting = [*replicas, *groups.values()]
-            failure = runtime.watch_failures([recipe.name for recipe in self._recipes])
+            failure = runtime.watch_failures([spec.name for spec in self._specs])
             wait_for_all(self.starting, failure)
         except DeadlineExceeded as error:
             more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
@@ -346,7 +346,7 @@ class RunSession:
             if saved != group.world_size:
                 self._console.say(
                     f"note: the checkpoint of {role} is of {saved} ranks, there are {group.world_size} now: "
-                    "weights and optimizer are dealt anew, random generators are seeded anew"
+                    "weights and optimizer are divided again, random generators are seeded again"
                 )
             calls.append(group.submit("load_checkpoint", (str(start.folder / role),), timeout=limit))
         with PhaseClock().phase("load", "wait"):

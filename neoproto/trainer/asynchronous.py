@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from neoproto.trainer.checkpoint.resume import RolloutProgress
 from neoproto.trainer.checkpoint.rollout_state import RolloutSnapshot, restore_rollout
-from neoproto.trainer.checkpoint.saving import Checkpointer, Moment
+from neoproto.trainer.checkpoint.saving import CheckpointContext, Checkpointer
 from neoproto.trainer.dispatcher import Dispatcher, Replica
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
@@ -105,7 +105,7 @@ class AsyncTrainer:
                 await flow.newest.committed(PhaseClock())
                 await parts.validator.run(step)
             if saver.due(step):
-                await saver.save(step, lambda: self._moment(flow))
+                await saver.save(step, lambda: self._checkpoint_context(flow))
         await saver.finished()
 
     async def _train_step(self, step: int, flow: WeightFlow) -> None:
@@ -120,7 +120,7 @@ class AsyncTrainer:
             "validate": False,
             "keep_text": parts.sample_log.on,
         }
-        batch, figures = await learn(parts.workers, sampled.batch, parts.settings, clock)
+        batch, metrics = await learn(parts.workers, sampled.batch, parts.settings, clock)
         if step % self._options.parameter_sync_step == 0 or parts.validator.due(step):
             await self._hand_out_weights(flow, clock)
         self._feed_batch()
@@ -129,8 +129,8 @@ class AsyncTrainer:
         parts.prompt_log.log(step, [one.uid for one in tickets], [one.serial for one in tickets])
         parts.sample_log.log(step, batch)
         self._buffer.done(sampled, batch)
-        figures |= sampled.metrics | await store_metrics()
-        parts.recorder.step(step, figures, clock, samples)
+        metrics |= sampled.metrics | await store_metrics()
+        parts.recorder.step(step, metrics, clock, samples)
 
     async def _hand_out_weights(self, flow: WeightFlow, clock: PhaseClock) -> None:
         """Publish; then either see to it that replicas load, or leave that to them."""
@@ -156,10 +156,10 @@ class AsyncTrainer:
     def _feed(self, count: int) -> None:
         self._feeder.feed(count, enqueue_step=self._step, min_weight_version=self._wanted)
 
-    def _moment(self, flow: WeightFlow) -> Moment:
+    def _checkpoint_context(self, flow: WeightFlow) -> CheckpointContext:
         """Queue, feeder and buffer as they are now, for a checkpoint."""
         batches = self._parts.total_steps - self._batches_left
-        return Moment(
+        return CheckpointContext(
             version=flow.newest.version,
             progress=RolloutProgress(batches=batches, wanted=self._wanted),
             rollout=RolloutSnapshot(self._queue, self._feeder, self._buffer),

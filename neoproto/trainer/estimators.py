@@ -36,7 +36,7 @@ def advantage_options(config: RunConfig) -> AdvantageOptions:
 
 
 def chosen_estimator(config: RunConfig) -> Estimator:
-    """The estimator that `algorithm` names. A file of the user's is imported, anew on every call.
+    """The estimator that `algorithm` names. A file of the user's is imported again on every call.
 
     Raises:
         ConfigError: the file or the function cannot be used.

@@ -294,16 +294,16 @@ class ReplayBuffer:
         behind = [staleness(self._newest, group.clock) for group in groups]
         assert max(behind) <= self._threshold, (max(behind), self._threshold)
         spans = [span for group in groups for span in group.spans]
-        figures = {
+        metrics = {
             f"training/off_policy/evicted_samples/{_EVICTED_BECAUSE[self._strategy]}": float(
                 self._evicted * self._n
             )
         }
         for name, values in (("trajectory_spans", spans), ("trajectory_staleness", behind)):
             prefix = f"training/off_policy/{name}"
-            figures[f"{prefix}/mean"] = sum(values) / len(values)
-            figures[f"{prefix}/max"], figures[f"{prefix}/min"] = float(max(values)), float(min(values))
-        return figures
+            metrics[f"{prefix}/mean"] = sum(values) / len(values)
+            metrics[f"{prefix}/max"], metrics[f"{prefix}/min"] = float(max(values)), float(min(values))
+        return metrics
 
     def _missing(self, count: int, timeout: float) -> str:
         counts = self._queue.counts()

@@ -132,15 +132,15 @@ async def learn(
     limits = settings.timeouts
     batch = await annotate(workers, batch, settings, clock)
     with clock.phase("adv"):
-        batch, figures = estimate(batch, settings)
+        batch, metrics = estimate(batch, settings)
     updates = [clock.call("update_actor", workers.actor, "update_actor", batch, timeout=limits.update)]
     if workers.critic is not None:
         updates.append(
             clock.call("update_critic", workers.critic, "update_critic", batch, timeout=limits.update)
         )
     for update in await together(*updates):
-        figures |= update
-    return batch, figures
+        metrics |= update
+    return batch, metrics
 
 
 async def annotate(
@@ -188,7 +188,7 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
     masked = settings.truncated == "mask" and bool(truncated_b.any())
     if masked:
         columns["response_mask"] = columns["response_mask"] * ~truncated_b[:, None]
-    columns["token_level_rewards"], figures = token_level_rewards(columns, settings)
+    columns["token_level_rewards"], metrics = token_level_rewards(columns, settings)
     inputs = AdvantageInputs(
         rewards_bt=columns["token_level_rewards"],
         mask_bt=columns["response_mask"],
@@ -207,7 +207,7 @@ def estimate(batch: DataProto, settings: StepSettings) -> tuple[DataProto, dict[
         # Renamed, not dropped: whoever releases the batch releases the mask that was generated too.
         batch = batch.rename("response_mask", "generated_mask")
         added["response_mask"] = columns["response_mask"]
-    return batch.union(DataProto.from_dict(tensors=added)), batch_metrics(columns) | distance | figures
+    return batch.union(DataProto.from_dict(tensors=added)), batch_metrics(columns) | distance | metrics
 
 
 def rollout_weights(
@@ -225,9 +225,9 @@ def rollout_weights(
     old_bt, rollout_bt, mask_bt = (
         columns[name] for name in ("old_log_probs", "rollout_log_probs", "response_mask")
     )
-    figures = logprob_difference(rollout_bt, old_bt, mask_bt)
+    metrics = logprob_difference(rollout_bt, old_bt, mask_bt)
     if correction.rollout_is is None:
-        return {}, figures
+        return {}, metrics
     weights = importance_weights(
         old_bt,
         rollout_bt,
@@ -236,7 +236,7 @@ def rollout_weights(
         threshold=correction.rollout_is_threshold,
     )
     require_finite("rollout_is_weights", weights.weights_bt)
-    return {"rollout_is_weights": weights.weights_bt}, figures | importance_metrics(weights)
+    return {"rollout_is_weights": weights.weights_bt}, metrics | importance_metrics(weights)
 
 
 def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tuple[Tensor, dict[str, float]]:
@@ -258,8 +258,8 @@ def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tupl
         coefficient,
         settings.kl_penalty,
     )
-    figures = {"actor/reward_kl_penalty_coeff": coefficient}
+    metrics = {"actor/reward_kl_penalty_coeff": coefficient}
     if penalised.rows:  # else no KL was measured, and 0 is not what it is
-        mean_kl = figures["actor/reward_kl_penalty"] = penalised.mean_kl.item()
+        mean_kl = metrics["actor/reward_kl_penalty"] = penalised.mean_kl.item()
         settings.kl.update(mean_kl, n_steps=penalised.rows)
-    return penalised.rewards_bt, figures
+    return penalised.rewards_bt, metrics

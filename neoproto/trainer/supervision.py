@@ -144,7 +144,9 @@ class Supervisor:
                 continue
             await replica.ask("update_weights", current.version, timeout=limit)
             served = (await self._registry.serving()).get(name)
-            if served is not None and served >= max(current.version, self._set.floor or current.version):
+            if served is not None and served >= max(
+                current.version, self._set.min_version or current.version
+            ):
                 return served
 
     async def _agent(self, replica: Replica) -> NoReturn:

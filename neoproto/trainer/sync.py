@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from neoproto.data import DataProto
-from neoproto.trainer.checkpoint.saving import Checkpointer, Moment
+from neoproto.trainer.checkpoint.saving import CheckpointContext, Checkpointer
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
 from neoproto.trainer.metrics.store import store_metrics
@@ -81,7 +81,7 @@ class SyncSteps:
         if self._parts.validator.due(step):
             await self._parts.validator.run(step)
         if self._saver.due(step):
-            await self._saver.save(step, lambda: Moment(version=self._flow.newest.version))
+            await self._saver.save(step, lambda: CheckpointContext(version=self._flow.newest.version))
 
     async def finished(self) -> None:
         """Return when no checkpoint is being written."""
@@ -92,11 +92,11 @@ class SyncSteps:
         prompts = parts.prompts.next_batch()
         keep_text = self._keep_text or parts.sample_log.on
         prompts.meta_info |= {"step": step, "validate": False, "keep_text": keep_text}
-        batch, figures = await ppo_step(parts.workers, prompts, parts.settings, clock)
+        batch, metrics = await ppo_step(parts.workers, prompts, parts.settings, clock)
         await self._flow.publish().committed(clock)
         samples = len(batch)
         if parts.prompt_log.on:
             parts.prompt_log.log(step, [str(uid) for uid in prompts["uid"]])
         parts.sample_log.log(step, batch)
         self._done(batch, prompts)
-        parts.recorder.step(step, figures | await store_metrics(), clock, samples)
+        parts.recorder.step(step, metrics | await store_metrics(), clock, samples)

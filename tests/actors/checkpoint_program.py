@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.checkpoint.model import Checkpointer
+from actors.checkpoint.model import ModelCheckpointer
 from actors.training.critic import Critic, CriticOptions
 from actors.training.policy import Policy, PolicyOptions
 from actors.training.ranks import Ranks, join_ranks
@@ -53,7 +53,7 @@ class Trained:
         else:
             self.trained = Critic(CriticOptions(model=options, train=train), ranks)
         self.loop = self.trained.loop
-        self.checkpoints = Checkpointer(self.trained.model, self.loop, ranks, seed=3, timeout_s=60)
+        self.checkpoints = ModelCheckpointer(self.trained.model, self.loop, ranks, seed=3, timeout_s=60)
 
     def update(self, seed: int) -> dict[str, float]:
         """One update on the batch of that seed, of which every rank has its rows."""

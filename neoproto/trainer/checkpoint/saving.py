@@ -41,12 +41,16 @@ log = logging.getLogger("neoproto.trainer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """What a trainer adds to a checkpoint: the newest version and, with queue and buffer, what is in them."""
+class CheckpointContext:
+    """What a trainer adds: the newest version and, in the asynchronous modes, queue and buffer."""
 
     version: WeightVersion
     progress: RolloutProgress | None = None
     rollout: RolloutSnapshot | None = None
+
+
+Moment = CheckpointContext
+"""The former name, kept for one release."""
 
 
 class Checkpointer:
@@ -72,7 +76,7 @@ class Checkpointer:
         last = step == self._parts.total_steps
         return self._parts.checkpoints is not None and self._freq > 0 and (last or step % self._freq == 0)
 
-    async def save(self, step: int, take: Callable[[], Moment]) -> None:
+    async def save(self, step: int, take: Callable[[], CheckpointContext]) -> None:
         """Start saving the run as it is after `step`; returns when training may go on.
 
         Consumes: nothing. Waits for: the checkpoint before, and the workers' copies. Produces: a task that
@@ -97,10 +101,10 @@ class Checkpointer:
             )
         )
         self._parts.recorder.saved(step, time.perf_counter() - started)
-        moment = take()
-        state = self._state(step, moment)
+        context = take()
+        state = self._state(step, context)
         self._writing = self._tasks.create_task(
-            self._write(folder, partial, state, moment.rollout), name=f"checkpoint of step {step}"
+            self._write(folder, partial, state, context.rollout), name=f"checkpoint of step {step}"
         )
 
     async def finished(self) -> None:
@@ -114,19 +118,19 @@ class Checkpointer:
             (partial / role).mkdir()
         return partial
 
-    def _state(self, step: int, moment: Moment) -> TrainerState:
+    def _state(self, step: int, context: CheckpointContext) -> TrainerState:
         parts = self._parts
         kl = parts.settings.kl
         return TrainerState(
             step=step,
-            version=moment.version,
+            version=context.version,
             loader=parts.prompts.state_dict(),
             kl={} if kl is None else kl.state_dict(),
             recorder=parts.recorder.state_dict(),
             positions=positions(parts.run_dir),
             ranks={role: group.world_size for role, group in self._groups.items()},
             fixed=self._fixed,
-            rollout=moment.progress,
+            rollout=context.progress,
         )
 
     async def _write(

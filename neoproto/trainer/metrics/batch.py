@@ -41,19 +41,19 @@ def batch_metrics(columns: Mapping[str, Tensor]) -> dict[str, float]:
     lengths_b = columns["attention_mask"][:, -width:].sum(1)
     prompt_lengths_b = columns["attention_mask"][:, :-width].sum(1)
     score_b = columns["token_level_scores"].sum(1)
-    figures = spread("critic/score", score_b[torch.isfinite(score_b)])
-    figures |= spread("critic/rewards", columns["token_level_rewards"].sum(1))
+    metrics = spread("critic/score", score_b[torch.isfinite(score_b)])
+    metrics |= spread("critic/rewards", columns["token_level_rewards"].sum(1))
     for name in ("advantages", "returns", "values"):
         if name in columns:
-            figures |= spread(f"critic/{name}", columns[name][mask_bt])
-    figures |= spread("response_length", lengths_b)
-    figures["response_length/clip_ratio"] = columns["truncated"].double().mean().item()
-    figures |= spread("prompt_length", prompt_lengths_b)
+            metrics |= spread(f"critic/{name}", columns[name][mask_bt])
+    metrics |= spread("response_length", lengths_b)
+    metrics["response_length/clip_ratio"] = columns["truncated"].double().mean().item()
+    metrics |= spread("prompt_length", prompt_lengths_b)
     if "reward_failed" in columns:
         for value, name in enumerate(("timeouts", "errors"), start=1):
-            figures[f"reward/{name}"] = float((columns["reward_failed"] == value).sum())
-    figures["perf/total_num_tokens"] = float(columns["attention_mask"].sum())
-    return figures
+            metrics[f"reward/{name}"] = float((columns["reward_failed"] == value).sum())
+    metrics["perf/total_num_tokens"] = float(columns["attention_mask"].sum())
+    return metrics
 
 
 def logprob_difference(rollout_bt: Tensor, policy_bt: Tensor, mask_bt: Tensor) -> dict[str, float]:

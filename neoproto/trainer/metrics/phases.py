@@ -66,7 +66,7 @@ class PhaseClock:
     def metrics(self) -> dict[str, float]:
         """`timing_s/{phase}` in seconds, `timing_s/step`, and `perf/controller_share` in 0..1."""
         total = time.perf_counter() - self._start
-        figures = {f"timing_s/{name}": seconds for name, seconds in self._seconds.items()}
-        figures["timing_s/step"] = total
-        figures["perf/controller_share"] = max(0.0, total - self._waited) / max(total, 1e-9)
-        return figures
+        metrics = {f"timing_s/{name}": seconds for name, seconds in self._seconds.items()}
+        metrics["timing_s/step"] = total
+        metrics["perf/controller_share"] = max(0.0, total - self._waited) / max(total, 1e-9)
+        return metrics

@@ -95,7 +95,7 @@ class Recorder:
         gauges: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """Args:
-        gauges: figures of the moment, read at the end of each step.
+        gauges: metrics of that moment, read at the end of each step.
         """
         self._tracker, self._show, self._gauges = tracker, show, gauges
         self._total_steps, self._steps_per_epoch, self._num_devices = (
@@ -110,15 +110,15 @@ class Recorder:
         self._tokens = self._samples = 0
         self._stepped_seconds = 0.0
 
-    def step(self, step: int, figures: Mapping[str, float], clock: PhaseClock, samples: int) -> None:
+    def step(self, step: int, metrics: Mapping[str, float], clock: PhaseClock, samples: int) -> None:
         """Book a finished step.
 
         Args:
-            figures: its metrics, `perf/total_num_tokens` among them.
+            metrics: of the step, `perf/total_num_tokens` among them.
             clock: where its seconds went.
             samples: rows it trained on.
         """
-        booked = {**figures, **self._gauges(), **clock.metrics()}
+        booked = {**metrics, **self._gauges(), **clock.metrics()}
         seconds, tokens = booked["timing_s/step"], booked["perf/total_num_tokens"]
         booked["perf/time_per_step"] = seconds
         booked["perf/throughput"] = tokens / (seconds * self._num_devices)
@@ -135,21 +135,21 @@ class Recorder:
             StepReport(step=step, total_steps=self._total_steps, seconds_left=left, metrics=booked)
         )
 
-    def validation(self, step: int, figures: Mapping[str, float], seconds: float) -> None:
+    def validation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
         """Book a validation: its scores, and how long it took."""
         if step == 0:
-            self._first_validation = dict(figures)
-        self._last_validation = dict(figures)
-        figures = {**figures, "timing_s/testing": seconds}
-        self._book(figures)
-        self._tracker.log(figures, step)
-        self._show.validation(step, figures)
+            self._first_validation = dict(metrics)
+        self._last_validation = dict(metrics)
+        metrics = {**metrics, "timing_s/testing": seconds}
+        self._book(metrics)
+        self._tracker.log(metrics, step)
+        self._show.validation(step, metrics)
 
     def saved(self, step: int, seconds: float) -> None:
         """Book how long training stood still for a checkpoint."""
-        figures = {"timing_s/save_checkpoint": seconds}
-        self._book(figures)
-        self._tracker.log(figures, step)
+        metrics = {"timing_s/save_checkpoint": seconds}
+        self._book(metrics)
+        self._tracker.log(metrics, step)
 
     def state_dict(self) -> dict[str, Any]:
         """The totals so far, of plain types."""
@@ -186,8 +186,8 @@ class Recorder:
     def _training_seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._start
 
-    def _book(self, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
+    def _book(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
             if name.startswith("timing_s/"):
                 self._seconds[name] = self._seconds.get(name, 0.0) + value
 
@@ -221,7 +221,7 @@ class Validator:
     async def run(self, step: int) -> None:
         """Generate and score the held-out prompts; the samples go to the run folder."""
         clock = PhaseClock()
-        figures, samples = await validate(
+        metrics, samples = await validate(
             self._workers,
             self._prompts.validation_batches(),
             self._passes,
@@ -230,7 +230,7 @@ class Validator:
             clock=clock,
         )
         write_samples(self._run_dir / VALIDATION, step, samples)
-        self._recorder.validation(step, figures, clock.metrics()["timing_s/testing"])
+        self._recorder.validation(step, metrics, clock.metrics()["timing_s/testing"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,5 +19,5 @@ async def store_metrics() -> dict[str, float]:
     if store is None:
         return {}
     whole = await asyncio.to_thread(store.stats, run=True)
-    figures = {f"store/{name}": float(value) for name, value in whole.items()}
-    return figures | {f"store/controller/{name}": float(value) for name, value in store.stats().items()}
+    metrics = {f"store/{name}": float(value) for name, value in whole.items()}
+    return metrics | {f"store/controller/{name}": float(value) for name, value in store.stats().items()}

@@ -77,7 +77,7 @@ def test_an_update_is_the_naive_one(llama_folder, cliprange_value):
     columns = make_batch(8, empty=(5,))
     critic = make_critic(llama_folder, cliprange_value=cliprange_value)
     naive = make_critic(llama_folder)
-    figures = critic.update(columns)
+    metrics = critic.update(columns)
 
     loss, tokens = torch.zeros(()), columns["response_mask"].sum()
     for row, length in enumerate(columns["response_mask"].sum(dim=1).tolist()):
@@ -93,19 +93,19 @@ def test_an_update_is_the_naive_one(llama_folder, cliprange_value):
         critic.model.named_parameters(), naive.model.parameters(), strict=True
     ):
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=0, msg=name)
-    assert figures["critic/vf_loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert figures["critic/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert metrics["critic/vf_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics["critic/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
 def test_metrics_have_the_names_of_the_field_and_the_explained_variance_is_the_formula(llama_folder):
     columns = make_batch(8, empty=(2,))
     columns["values"] = columns["returns"] + 0.4 * columns["values"]
-    figures = make_critic(llama_folder).update(columns)
+    metrics = make_critic(llama_folder).update(columns)
     names = "vf_loss vf_clipfrac vpred_mean vf_explained_var grad_norm lr"
-    assert sorted(figures) == sorted(f"critic/{name}" for name in names.split())
+    assert sorted(metrics) == sorted(f"critic/{name}" for name in names.split())
     expected = explained_variance(columns["values"], columns["returns"], columns["response_mask"])
     assert 0.5 < expected < 1
-    assert figures["critic/vf_explained_var"] == pytest.approx(expected.item(), abs=1e-5)
+    assert metrics["critic/vf_explained_var"] == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_returns_that_do_not_vary_leave_nothing_to_explain(llama_folder):

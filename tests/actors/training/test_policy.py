@@ -110,8 +110,8 @@ def naive_update(
     torch.optim.AdamW(
         model.parameters(), lr=optim.lr, eps=optim.eps, weight_decay=optim.weight_decay, betas=optim.betas
     ).step()
-    figures = {"actor/pg_loss": pg_loss.item(), "actor/kl_loss": kl.item(), "actor/grad_norm": norm.item()}
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}, figures
+    metrics = {"actor/pg_loss": pg_loss.item(), "actor/kl_loss": kl.item(), "actor/grad_norm": norm.item()}
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}, metrics
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_an_update_is_the_naive_one(llama_folder, changes):
         options(llama_folder, train={"micro_batch_size": 3}, **changes),
     )
     policy = Policy(chosen, Ranks())
-    figures = policy.update(columns)
+    metrics = policy.update(columns)
     expected, expected_figures = naive_update(llama_folder, columns, chosen)
     assert largest_difference(weights(policy), expected) < 2e-6
     for name, value in expected_figures.items():
-        if name in figures:
-            assert figures[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    assert ("actor/kl_loss" in figures) == chosen.use_kl_loss
+        if name in metrics:
+            assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert ("actor/kl_loss" in metrics) == chosen.use_kl_loss
 
 
 def test_weights_multiply_each_tokens_loss(llama_folder):
@@ -163,22 +163,22 @@ def test_weights_multiply_each_tokens_loss(llama_folder):
 
 
 def test_metrics_have_the_names_of_the_field(llama_folder):
-    figures = Policy(options(llama_folder, use_kl_loss=True), Ranks()).update(make_batch(8))
+    metrics = Policy(options(llama_folder, use_kl_loss=True), Ranks()).update(make_batch(8))
     names = "pg_loss pg_clipfrac pg_clipfrac_lower ppo_kl entropy kl_loss grad_norm lr"
-    assert sorted(figures) == sorted(f"actor/{name}" for name in names.split())
-    assert all(math.isfinite(value) for value in figures.values())
-    assert figures["actor/lr"] == 1e-3
+    assert sorted(metrics) == sorted(f"actor/{name}" for name in names.split())
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["actor/lr"] == 1e-3
 
 
 def test_the_first_pass_on_fresh_log_probs_has_ratio_one(llama_folder):
     columns, policy = make_batch(8), Policy(options(llama_folder), Ranks())
     columns |= policy.log_probs(columns)
     del columns["entropys"]
-    figures = policy.update(columns)
-    assert figures["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert figures["actor/pg_clipfrac"] == 0.0
+    metrics = policy.update(columns)
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["actor/pg_clipfrac"] == 0.0
     mask = columns["response_mask"] == 1
-    assert figures["actor/pg_loss"] == pytest.approx(-columns["advantages"][mask].mean().item(), abs=1e-5)
+    assert metrics["actor/pg_loss"] == pytest.approx(-columns["advantages"][mask].mean().item(), abs=1e-5)
     moved = (policy.log_probs(columns)["old_log_probs"] - columns["old_log_probs"])[mask]
     assert (moved * columns["advantages"][mask]).mean() > 0
 
@@ -188,11 +188,11 @@ def test_the_result_does_not_depend_on_micro_batches(llama_folder):
     for micro_batch_size in (1, 4, 16):
         train = {"micro_batch_size": micro_batch_size, "mini_batch_samples": 8, "epochs": 2}
         policy = Policy(options(llama_folder, train=train, entropy_coeff=0.1), Ranks())
-        figures = policy.update(columns)
-        found.append((weights(policy), figures))
-    for state, figures in found[1:]:
+        metrics = policy.update(columns)
+        found.append((weights(policy), metrics))
+    for state, metrics in found[1:]:
         assert largest_difference(found[0][0], state) < 1e-6
-        assert figures == pytest.approx(found[0][1], abs=1e-5)
+        assert metrics == pytest.approx(found[0][1], abs=1e-5)
 
 
 def test_rows_with_an_empty_mask_contribute_nothing(llama_folder):
@@ -213,8 +213,8 @@ def test_the_same_seed_gives_the_same_bits(llama_folder):
     for _ in range(2):
         policy = Policy(options(llama_folder, train={"epochs": 2, "micro_batch_size": 3}), Ranks())
         for _ in range(2):
-            figures = policy.update(columns)
-        states.append((weights(policy), figures))
+            metrics = policy.update(columns)
+        states.append((weights(policy), metrics))
     assert largest_difference(states[0][0], states[1][0]) == 0.0
     assert states[0][1] == states[1][1]
 

@@ -30,7 +30,7 @@ def squared_error(model: Scale):
     def loss(micro: MicroBatch, denominators: LossDenominators) -> LossShare:
         error = (model.factor * micro["values"] - micro["returns"]) * micro["response_mask"]
         share = error.square().sum() / denominators.tokens
-        return LossShare(loss=share, figures={"mse": share.detach(), "rows": torch.tensor(len(micro.rows))})
+        return LossShare(loss=share, metrics={"mse": share.detach(), "rows": torch.tensor(len(micro.rows))})
 
     return loss
 
@@ -38,16 +38,16 @@ def squared_error(model: Scale):
 def test_one_step_is_adamw_on_the_gradient_of_the_whole_mini_batch():
     columns = make_batch(8)
     model, naive = Scale(), Scale()
-    figures = TrainLoop(model, train_options(), Ranks()).update(PaddedBatch(columns), squared_error(model))
+    metrics = TrainLoop(model, train_options(), Ranks()).update(PaddedBatch(columns), squared_error(model))
 
     mask = columns["response_mask"] == 1
     error = naive.factor * columns["values"][mask] - columns["returns"][mask]
     error.square().mean().backward()
     torch.optim.AdamW(naive.parameters(), lr=0.1, weight_decay=0.0).step()
     torch.testing.assert_close(model.factor, naive.factor, atol=1e-6, rtol=0)
-    assert figures["mse"] == pytest.approx(error.square().mean().item(), abs=1e-6)
-    assert figures["grad_norm"] == pytest.approx(naive.factor.grad.abs().item(), abs=1e-6)
-    assert figures["rows"] == 8
+    assert metrics["mse"] == pytest.approx(error.square().mean().item(), abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(naive.factor.grad.abs().item(), abs=1e-6)
+    assert metrics["rows"] == 8
 
 
 def test_denominators_are_those_of_the_mini_batch_not_of_the_piece():
@@ -70,10 +70,10 @@ def test_epochs_and_mini_batches_each_make_a_step_and_figures_are_their_means():
         return squared_error(model)(micro, denominators)
 
     loop = TrainLoop(model, train_options(mini_batch_samples=4, epochs=3), Ranks())
-    figures = loop.update(PaddedBatch(make_batch(8)), loss)
+    metrics = loop.update(PaddedBatch(make_batch(8)), loss)
     assert sizes == [3, 1] * 2 * 3
     assert loop.optimizer.state[model.factor]["step"] == 6
-    assert figures["rows"] == 4
+    assert metrics["rows"] == 4
 
 
 def test_the_learning_rate_moves_once_per_update_and_never_starts_at_zero():
@@ -90,8 +90,8 @@ def test_the_learning_rate_moves_once_per_update_and_never_starts_at_zero():
 def test_the_gradient_is_clipped_and_its_norm_reported_before_clipping():
     model = Scale()
     loop = TrainLoop(model, train_options(grad_clip=1e-3), Ranks())
-    figures = loop.update(PaddedBatch(make_batch(8)), squared_error(model))
-    assert figures["grad_norm"] > 0.1
+    metrics = loop.update(PaddedBatch(make_batch(8)), squared_error(model))
+    assert metrics["grad_norm"] > 0.1
     assert model.factor.grad.norm() == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -105,7 +105,7 @@ def test_what_is_not_finite_raises_and_changes_nothing(value, where):
         share = squared_error(model)(micro, denominators).loss
         if where == "gradient":
             model.factor.register_hook(lambda gradient: gradient * value)
-        return LossShare(loss=share * value if where == "loss" else share, figures={})
+        return LossShare(loss=share * value if where == "loss" else share, metrics={})
 
     with pytest.raises(NonFiniteLoss, match=r"update 0, epoch 0, mini-batch 0"):
         loop.update(PaddedBatch(make_batch(8)), loss)
@@ -118,13 +118,13 @@ def test_what_is_not_finite_raises_and_changes_nothing(value, where):
 def test_a_mini_batch_without_tokens_is_no_step():
     model = Scale()
     loop = TrainLoop(model, train_options(mini_batch_samples=4, shuffle=False), Ranks())
-    figures = loop.update(PaddedBatch(make_batch(8, empty=(0, 2, 4, 6))), squared_error(model))
+    metrics = loop.update(PaddedBatch(make_batch(8, empty=(0, 2, 4, 6))), squared_error(model))
     assert loop.optimizer.state[model.factor]["step"] == 1
-    assert figures["rows"] == 4
+    assert metrics["rows"] == 4
 
-    figures = loop.update(PaddedBatch(make_batch(8, empty=tuple(range(8)))), squared_error(model))
+    metrics = loop.update(PaddedBatch(make_batch(8, empty=tuple(range(8)))), squared_error(model))
     assert loop.optimizer.state[model.factor]["step"] == 1
-    assert figures == {"grad_norm": 0.0, "lr": 0.1}
+    assert metrics == {"grad_norm": 0.0, "lr": 0.1}
 
 
 def test_shuffling_is_drawn_anew_in_every_epoch_and_update_and_repeats_with_the_seed():

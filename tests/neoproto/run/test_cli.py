@@ -16,6 +16,7 @@ from neoproto.run.cli import main
 from neoproto.run.compose import compose
 from neoproto.runtime import Runtime
 from neoproto.runtime.signals import Terminated
+from neoproto.trainer.metrics import services
 from tests.neoproto.run.command import Capture, ended, refused
 from tests.neoproto.run.inputs import json_lines, overrides, words
 
@@ -265,3 +266,19 @@ def test_an_interrupted_run_says_how_to_resume_it(
         "interrupted; everything of the run is closed; "
         f"the same command with {said.format(folder)} resumes it from step 20\n",
     )
+
+
+def test_a_missing_package_is_said_before_anything_is_made(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    train_file: Path,
+) -> None:
+    found = services.find_spec
+    missing: Any = lambda name: None if name == "wandb" else found(name)  # noqa: E731
+    monkeypatch.setattr(services, "find_spec", missing)
+    assert main(overrides(model, train_file, "trainer.logger=[console,wandb]")) == 2
+    assert capsys.readouterr().err == (
+        "error: trainer.logger: 'wandb' is chosen but not installed; pip install wandb\n"
+    )
+    assert list(Path().iterdir()) == []

@@ -14,7 +14,7 @@ from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
 from neoproto.errors import AdvantageError, ConfigError, NeoProtoError
-from neoproto.run.restarts import of_a_process
+from neoproto.trainer.checkpoint.restarts import of_a_process
 from neoproto.trainer.estimators import check_estimator, chosen_estimator, made_up_inputs
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.step import StepSettings, ppo_step
@@ -52,9 +52,9 @@ def one_step(config: RunConfig, **groups: bool) -> tuple[DataProto, dict[str, fl
 @pytest.mark.usefixtures("store")
 def test_a_step_uses_it_with_its_options(tmp_path: Path) -> None:
     config = configured(write(tmp_path, TWICE), options={"by": 3.0})
-    batch, figures = one_step(config, critic=False)
-    assert figures["critic/advantages/max"] == 9.0
-    assert figures["critic/returns/max"] == 3.0
+    batch, metrics = one_step(config, critic=False)
+    assert metrics["critic/advantages/max"] == 9.0
+    assert metrics["critic/returns/max"] == 3.0
     assert batch.batch["advantages"].sum().item() == 12.0
 
 
@@ -69,8 +69,8 @@ def test_with_a_critic_it_gets_values(tmp_path: Path) -> None:
     config = configured(path, critic={"enable": True})
     assert config.uses_critic
     check_estimator(config)
-    _, figures = one_step(config)
-    assert figures["critic/vf_loss"] == 0.75  # the critic was trained too
+    _, metrics = one_step(config)
+    assert metrics["critic/vf_loss"] == 0.75  # the critic was trained too
     with pytest.raises(ConfigError, match=r"line 2: ValueError: advantage estimator 'mine' needs values_bt"):
         check_estimator(configured(path))
 
@@ -145,10 +145,10 @@ def test_what_it_changes_in_place_changes_nothing_else(tmp_path: Path, algorithm
         check_estimator(config)
         world = World(scores=(1.0, 3.0), values=0.25, truncated=(False, True), rollout=-1.25)
         settings = StepSettings.from_config(config)
-        batch, figures = asyncio.run(ppo_step(world.workers(), prompt_batch(), settings, PhaseClock()))
+        batch, metrics = asyncio.run(ppo_step(world.workers(), prompt_batch(), settings, PhaseClock()))
         columns = {name: column.tolist() for name, column in batch.batch.items()}
         assert config.algorithm.custom_advantage_function.options == {"table": {"seen": []}}
-        return columns, figures
+        return columns, metrics
 
     assert run(SPOILS) == run(KEEPS)
 
@@ -164,11 +164,11 @@ def test_an_estimator_that_a_loop_puts_into_the_settings_gets_copies_too() -> No
     settings = StepSettings.from_config(load_config({"algorithm": {"adv_estimator": "reinforce_plus_plus"}}))
     world = World(scores=(1.0, 3.0))
     workers = world.workers(critic=False)
-    _, figures = asyncio.run(
+    _, metrics = asyncio.run(
         ppo_step(workers, prompt_batch(), replace(settings, estimator=spoils), PhaseClock())
     )
-    assert figures["critic/rewards/mean"] == 2.0
-    assert figures["critic/advantages/max"] == 3.0
+    assert metrics["critic/rewards/mean"] == 2.0
+    assert metrics["critic/advantages/max"] == 3.0
 
 
 @pytest.mark.parametrize(

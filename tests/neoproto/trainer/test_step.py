@@ -70,12 +70,12 @@ def test_learning_from_samples_made_elsewhere_asks_rollout_for_nothing() -> None
     world = World()
     elsewhere = world.generate(prompt_batch())
     workers, clock = world.workers(), PhaseClock()
-    batch, figures = asyncio.run(learn(workers, elsewhere, settings(), clock))
-    whole, whole_figures = step(World(), settings())
+    batch, metrics = asyncio.run(learn(workers, elsewhere, settings(), clock))
+    whole, whole_metrics = step(World(), settings())
     assert set(world.order()) == {
         "compute_score", "compute_log_prob", "compute_values", "update_actor", "update_critic",
     }  # fmt: skip
-    assert figures == whole_figures
+    assert metrics == whole_metrics
     assert set(batch.columns) == set(whole.columns)
     assert "timing_s/gen" not in clock.metrics()
 
@@ -142,11 +142,11 @@ def test_calls_that_need_not_wait_for_each_other_do_not(methods: set[str]) -> No
 
 
 def test_metrics_are_the_batchs_and_both_updates() -> None:
-    _, figures = step(World(scores=(1.0, 0.0)), settings())
-    assert figures["actor/pg_loss"] == 0.25
-    assert figures["critic/vf_loss"] == 0.75
-    assert figures["critic/score/mean"] == 0.5
-    assert figures["training/rollout_log_probs_diff_max"] == 0.0
+    _, metrics = step(World(scores=(1.0, 0.0)), settings())
+    assert metrics["actor/pg_loss"] == 0.25
+    assert metrics["critic/vf_loss"] == 0.75
+    assert metrics["critic/score/mean"] == 0.5
+    assert metrics["training/rollout_log_probs_diff_max"] == 0.0
 
 
 def test_the_phases_of_a_step_are_timed_by_name() -> None:
@@ -191,13 +191,13 @@ def test_a_bootstrapped_response_still_trains_and_keeps_its_mask() -> None:
 
 def test_a_masked_response_trains_nothing_and_what_was_generated_stays_on_record() -> None:
     world = World(**CUT)
-    batch, figures = step(world, settings(truncated="mask"))
+    batch, metrics = step(world, settings(truncated="mask"))
     assert batch.batch["response_mask"].tolist() == [[0, 0], [1, 1]]
     assert batch.batch["generated_mask"].tolist() == [[1, 1], [1, 1]]
     for call in world.called("update_actor", "update_critic"):
         assert call.read("response_mask").tolist() == [[0, 0], [1, 1]]
-    assert figures["response_length/mean"] == 2.0
-    assert figures["response_length/clip_ratio"] == 0.5
+    assert metrics["response_length/mean"] == 2.0
+    assert metrics["response_length/clip_ratio"] == 0.5
 
 
 def test_with_mask_and_nothing_cut_the_mask_is_the_generated_one() -> None:
@@ -236,19 +236,19 @@ def scored(scores: list[list[float]], mask: list[list[int]]) -> DataProto:
 
 def test_a_score_on_a_token_that_is_not_in_the_loss_counts_on_the_last_one_that_is() -> None:
     batch = scored([[0.0, 1.0], [0.5, 0.0]], [[1, 0], [0, 1]])
-    found, figures = estimate(batch, settings(adv_estimator="reinforce_plus_plus"))
+    found, metrics = estimate(batch, settings(adv_estimator="reinforce_plus_plus"))
     assert found.batch["advantages"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
-    assert figures["critic/rewards/mean"] == figures["critic/score/mean"] == 0.75
+    assert metrics["critic/rewards/mean"] == metrics["critic/score/mean"] == 0.75
 
 
 @pytest.mark.parametrize("kl", [False, True])
 @pytest.mark.parametrize("score", [math.nan, math.inf])
 def test_a_score_that_is_not_finite_on_a_row_out_of_the_loss_is_in_no_metric(score: float, kl: bool) -> None:
     batch = scored([[0.0, score], [0.0, 1.0]], [[0, 0], [1, 1]])
-    found, figures = estimate(batch, settings(adv_estimator="reinforce_plus_plus", use_kl_in_reward=kl))
+    found, metrics = estimate(batch, settings(adv_estimator="reinforce_plus_plus", use_kl_in_reward=kl))
     assert found.batch["advantages"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
-    assert figures["critic/score/mean"] == figures["critic/score/max"] == 1.0
-    assert all(math.isfinite(value) for value in figures.values())
+    assert metrics["critic/score/mean"] == metrics["critic/score/max"] == 1.0
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_a_score_that_is_not_finite_on_a_row_in_the_loss_ends_the_step() -> None:
@@ -263,13 +263,13 @@ def test_a_score_that_is_not_finite_on_a_row_in_the_loss_ends_the_step() -> None
 def test_the_kl_penalty_comes_off_each_tokens_reward() -> None:
     world = World(lengths=(2, 1), scores=(1.0, 0.0), old=-1.0, ref=-1.5)
     chosen = settings(use_kl_in_reward=True, kl_ctrl={"type": "fixed", "kl_coef": 0.1})
-    batch, figures = step(world, chosen, reference=True)
+    batch, metrics = step(world, chosen, reference=True)
     # KL per token 0.5, so 0.05 off each: row 0 earns -0.05 then 0.95, row 1 only -0.05.
     torch.testing.assert_close(batch.batch["advantages"], torch.tensor([[0.90, 0.95], [-0.05, 0.0]]))
-    assert figures["critic/rewards/mean"] == pytest.approx((0.90 - 0.05) / 2)
-    assert figures["critic/score/mean"] == 0.5
-    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.5)
-    assert figures["actor/reward_kl_penalty_coeff"] == 0.1
+    assert metrics["critic/rewards/mean"] == pytest.approx((0.90 - 0.05) / 2)
+    assert metrics["critic/score/mean"] == 0.5
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert metrics["actor/reward_kl_penalty_coeff"] == 0.1
     assert chosen.kl is not None
     assert chosen.kl.value == 0.1
 
@@ -303,8 +303,8 @@ def test_rows_that_are_left_out_of_the_loss_do_not_move_the_coefficient() -> Non
     """Six samples, of which two are trained on: the coefficient moves as if there were two."""
     chosen, cut = adapting(adv_estimator="grpo"), [True, True, False, False, True, True]
     world = World(n=3, lengths=[2] * 6, truncated=cut, scores=[1.0] * 6, ref=-1.5)
-    _, figures = step(world, chosen, critic=False, reference=True)
-    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    _, metrics = step(world, chosen, critic=False, reference=True)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
     assert chosen.kl is not None
     assert chosen.kl.value == pytest.approx(0.1 * (1 + 0.2 * 2 / 100), rel=1e-6)
 
@@ -312,10 +312,10 @@ def test_rows_that_are_left_out_of_the_loss_do_not_move_the_coefficient() -> Non
 def test_where_no_kl_was_measured_the_coefficient_stays_and_none_is_reported() -> None:
     chosen = adapting()
     world = World(lengths=(2, 2), truncated=(True, True), ref=-1.5)
-    _, figures = step(world, chosen, reference=True)
+    _, metrics = step(world, chosen, reference=True)
     assert chosen.kl is not None
-    assert chosen.kl.value == figures["actor/reward_kl_penalty_coeff"] == 0.1
-    assert "actor/reward_kl_penalty" not in figures
+    assert chosen.kl.value == metrics["actor/reward_kl_penalty_coeff"] == 0.1
+    assert "actor/reward_kl_penalty" not in metrics
 
 
 @pytest.mark.parametrize(
@@ -362,11 +362,11 @@ def weighing(level: str, threshold: float = 2.0) -> StepSettings:
 
 def test_without_correction_the_distance_is_reported_and_nothing_is_weighed() -> None:
     world = World(old=-1.0, rollout=-1.5)
-    batch, figures = step(world, settings())
+    batch, metrics = step(world, settings())
     assert "rollout_is_weights" not in batch
-    assert figures.keys() >= DISTANCE
-    assert not figures.keys() & WEIGHTS
-    assert figures["rollout_corr/kl"] == pytest.approx(-0.5)
+    assert metrics.keys() >= DISTANCE
+    assert not metrics.keys() & WEIGHTS
+    assert metrics["rollout_corr/kl"] == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(("level", "weights"), [("token", [0.5, 0.5]), ("sequence", [0.25, 0.5])])
@@ -375,48 +375,48 @@ def test_weights_are_old_over_rollout_of_a_token_or_of_the_whole_response(
 ) -> None:
     """Each token is half as likely as it was at sampling; the rows have 2 and 1 of them."""
     world = World(lengths=(2, 1), old=-1.0 - math.log(2), rollout=-1.0)
-    batch, figures = step(world, weighing(level))
+    batch, metrics = step(world, weighing(level))
     expected = torch.tensor([[weights[0]] * 2, [weights[1], 0.0]])
     torch.testing.assert_close(batch.batch["rollout_is_weights"], expected)
     for call in world.called("update_actor"):
         torch.testing.assert_close(call.read("rollout_is_weights"), expected)
-    assert figures.keys() >= DISTANCE | WEIGHTS
-    assert figures["training/rollout_is/max"] == pytest.approx(0.5)
-    assert figures["training/rollout_is/min"] == pytest.approx(min(weights))
-    assert figures["training/rollout_is/clipfrac"] == 0.0
+    assert metrics.keys() >= DISTANCE | WEIGHTS
+    assert metrics["training/rollout_is/max"] == pytest.approx(0.5)
+    assert metrics["training/rollout_is/min"] == pytest.approx(min(weights))
+    assert metrics["training/rollout_is/clipfrac"] == 0.0
 
 
 def test_weights_are_cut_down_to_the_threshold() -> None:
     world = World(old=-1.0, rollout=-1.0 - math.log(3))
-    batch, figures = step(world, weighing("token", threshold=1.5))
+    batch, metrics = step(world, weighing("token", threshold=1.5))
     torch.testing.assert_close(batch.batch["rollout_is_weights"], torch.tensor([[1.5, 1.5], [1.5, 0.0]]))
-    assert figures["training/rollout_is/clipfrac"] == 1.0
-    assert figures["training/rollout_is/ess"] == pytest.approx(1.0)
+    assert metrics["training/rollout_is/clipfrac"] == 1.0
+    assert metrics["training/rollout_is/ess"] == pytest.approx(1.0)
 
 
 def test_a_masked_response_has_no_weight_and_is_in_no_figure() -> None:
     world = World(**CUT, old=-1.0, rollout=-1.5)
     chosen = settings(truncated="mask", rollout_correction={"rollout_is": "sequence"})
-    batch, figures = step(world, chosen)
+    batch, metrics = step(world, chosen)
     torch.testing.assert_close(batch.batch["rollout_is_weights"], torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
-    assert figures["training/rollout_is/min"] == 2.0
+    assert metrics["training/rollout_is/min"] == 2.0
 
 
 def test_with_bypass_mode_the_policy_is_not_asked_and_rollouts_log_probs_are_the_old_ones() -> None:
     world = World(old=-1.0, rollout=-1.5)
-    batch, figures = step(world, settings(**BYPASS))
+    batch, metrics = step(world, settings(**BYPASS))
     assert not world.called("compute_log_prob")
     expected = torch.tensor([[-1.5, -1.5], [-1.5, 0.0]])
     assert torch.equal(world.called("update_actor")[0].read("old_log_probs"), expected)
     assert torch.equal(batch.batch["rollout_log_probs"], expected)
-    assert not figures.keys() & (DISTANCE | WEIGHTS)
+    assert not metrics.keys() & (DISTANCE | WEIGHTS)
     assert "rollout_is_weights" not in batch
 
 
 def test_with_bypass_mode_the_kl_penalty_is_that_of_the_policy_that_sampled() -> None:
     world = World(old=-1.0, rollout=-1.25, ref=-1.5)
-    _, figures = step(world, settings(use_kl_in_reward=True, **BYPASS), reference=True)
-    assert figures["actor/reward_kl_penalty"] == pytest.approx(0.25)
+    _, metrics = step(world, settings(use_kl_in_reward=True, **BYPASS), reference=True)
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.25)
 
 
 def test_the_second_name_of_rollouts_log_probs_costs_no_bytes(store: MemoryStore) -> None:

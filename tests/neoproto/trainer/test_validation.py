@@ -54,8 +54,8 @@ def run(
 
 
 def test_accuracy_is_reported_by_data_source_and_pass() -> None:
-    figures, samples = run(World(scores=(1.0, 0.0)), sampled(1), GREEDY)
-    assert figures == {
+    metrics, samples = run(World(scores=(1.0, 0.0)), sampled(1), GREEDY)
+    assert metrics == {
         "val-core/letters/acc/greedy": 1.0,
         "val-core/letters/acc/mean@1": 1.0,
         "val-core/words/acc/greedy": 0.0,
@@ -66,8 +66,8 @@ def test_accuracy_is_reported_by_data_source_and_pass() -> None:
 
 def test_all_samples_and_batches_count() -> None:
     """Two samples a prompt, scored 0, 1, 0, 1: half of each source, over three batches."""
-    figures, samples = run(World(), sampled(2), batches=3)
-    assert figures == {"val-core/letters/acc/mean@2": 0.5, "val-core/words/acc/mean@2": 0.5}
+    metrics, samples = run(World(), sampled(2), batches=3)
+    assert metrics == {"val-core/letters/acc/mean@2": 0.5, "val-core/words/acc/mean@2": 0.5}
     assert len(samples) == 3 * 2 * 2
     assert [sample.uid for sample in samples[:4]] == ["u0", "u0", "u1", "u1"]
     assert {sample.uid for sample in samples} == {"u0", "u1", "u10", "u11", "u20", "u21"}
@@ -118,12 +118,12 @@ def test_answers_without_a_score_are_counted_and_named() -> None:
                 DataProto.from_dict(tensors={"reward_failed": failed})
             )
 
-    figures, samples = run(Failing(scores=(0.0,) * 6), sampled(3))
-    assert {name: figures.pop(name) for name in ("val-aux/reward/timeouts", "val-aux/reward/errors")} == {
+    metrics, samples = run(Failing(scores=(0.0,) * 6), sampled(3))
+    assert {name: metrics.pop(name) for name in ("val-aux/reward/timeouts", "val-aux/reward/errors")} == {
         "val-aux/reward/timeouts": 2.0,
         "val-aux/reward/errors": 2.0,
     }
-    assert set(figures) == {"val-core/letters/acc/mean@3", "val-core/words/acc/mean@3"}
+    assert set(metrics) == {"val-core/letters/acc/mean@3", "val-core/words/acc/mean@3"}
     assert [sample.failure for sample in samples] == ["", "timeout", "error"] * 2
 
 

@@ -24,31 +24,31 @@ def columns() -> dict[str, torch.Tensor]:
 
 
 def test_lengths_come_from_the_attention_mask_even_of_rows_left_out_of_the_loss() -> None:
-    figures = batch_metrics(columns())
-    assert figures["response_length/mean"] == 1.5
-    assert figures["prompt_length/max"] == 3
-    assert figures["response_length/clip_ratio"] == 0.5
-    assert figures["perf/total_num_tokens"] == 8
+    metrics = batch_metrics(columns())
+    assert metrics["response_length/mean"] == 1.5
+    assert metrics["prompt_length/max"] == 3
+    assert metrics["response_length/clip_ratio"] == 0.5
+    assert metrics["perf/total_num_tokens"] == 8
 
 
 def test_scores_are_per_sample_and_advantages_per_token_under_the_mask() -> None:
-    figures = batch_metrics(columns())
-    assert figures["critic/score/mean"] == 0.75
-    assert figures["critic/rewards/max"] == 0.75
-    assert figures["critic/advantages/max"] == 2.0
-    assert "critic/values/mean" not in figures
+    metrics = batch_metrics(columns())
+    assert metrics["critic/score/mean"] == 0.75
+    assert metrics["critic/rewards/max"] == 0.75
+    assert metrics["critic/advantages/max"] == 2.0
+    assert "critic/values/mean" not in metrics
 
 
 def test_answers_without_a_score_are_counted_by_kind() -> None:
     assert "reward/timeouts" not in batch_metrics(columns())
     failed = torch.tensor([1, 0], dtype=torch.int8)
-    figures = batch_metrics(columns() | {"reward_failed": failed})
-    assert (figures["reward/timeouts"], figures["reward/errors"]) == (1.0, 0.0)
+    metrics = batch_metrics(columns() | {"reward_failed": failed})
+    assert (metrics["reward/timeouts"], metrics["reward/errors"]) == (1.0, 0.0)
 
 
 def test_logprob_difference_agrees_with_a_naive_loop_and_ignores_padding() -> None:
     rollout, policy = [-1.0, -2.0, -0.5], [-1.5, -1.75, -0.5]
-    figures = logprob_difference(
+    metrics = logprob_difference(
         torch.tensor([[*rollout[:2], 5.0], [rollout[2], math.nan, math.inf]]),
         torch.tensor([[*policy[:2], -5.0], [policy[2], 0.0, math.inf]]),
         torch.tensor([[1, 1, 0], [1, 0, 0]]),
@@ -56,7 +56,7 @@ def test_logprob_difference_agrees_with_a_naive_loop_and_ignores_padding() -> No
     probs = [abs(math.exp(r) - math.exp(p)) for r, p in zip(rollout, policy, strict=True)]
     logs = [r - p for r, p in zip(rollout, policy, strict=True)]
     mean = sum(probs) / 3
-    assert figures == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "training/rollout_probs_diff_mean": mean,
             "training/rollout_probs_diff_max": max(probs),
@@ -90,10 +90,10 @@ def test_importance_metrics_agree_with_a_naive_loop() -> None:
 
 
 def test_the_distance_of_one_token_does_not_spread() -> None:
-    figures = logprob_difference(
+    metrics = logprob_difference(
         torch.tensor([[-1.0, 0.0]]), torch.tensor([[-2.0, 0.0]]), torch.tensor([[1, 0]])
     )
-    assert figures["training/rollout_probs_diff_std"] == 0.0
+    assert metrics["training/rollout_probs_diff_std"] == 0.0
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

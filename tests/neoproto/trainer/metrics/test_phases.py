@@ -28,9 +28,9 @@ class SlowGroup:
 def test_call_passes_the_deadline_on_and_books_the_phase() -> None:
     clock = PhaseClock()
     assert asyncio.run(clock.call("gen", SlowGroup(), "go", 0.05, timeout=7.0)) == ("go", 7.0)
-    figures = clock.metrics()
-    assert figures["timing_s/gen"] >= 0.05
-    assert figures["timing_s/step"] >= figures["timing_s/gen"]
+    metrics = clock.metrics()
+    assert metrics["timing_s/gen"] >= 0.05
+    assert metrics["timing_s/step"] >= metrics["timing_s/gen"]
 
 
 def test_overlapping_calls_count_once_in_the_controllers_share() -> None:
@@ -41,10 +41,10 @@ def test_overlapping_calls_count_once_in_the_controllers_share() -> None:
         await asyncio.sleep(0.2)
         return clock.metrics()
 
-    figures = asyncio.run(both())
-    assert figures["timing_s/a"] + figures["timing_s/b"] >= 0.4
+    metrics = asyncio.run(both())
+    assert metrics["timing_s/a"] + metrics["timing_s/b"] >= 0.4
     # Half the step was waited for workers; counting both calls would leave the controller nothing.
-    assert 0.3 <= figures["perf/controller_share"] <= 0.7
+    assert 0.3 <= metrics["perf/controller_share"] <= 0.7
 
 
 def test_a_failing_call_still_ends_its_phase() -> None:

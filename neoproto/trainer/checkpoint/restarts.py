@@ -1,4 +1,4 @@
-"""`trainer.on_failure=restart`: after a process was lost, all is started anew from the last checkpoint.
+"""`trainer.on_failure=restart`: a lost process restarts everything from the last checkpoint.
 
 start ─> train ─┬─> done
   ▲             └─> failed ── everything is closed ── of a process, and not too often? ──┐

@@ -2,19 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from neoproto.config import RunConfig, load_config
 from neoproto.errors import ConfigError
-from neoproto.run import loggers
-from neoproto.run.cli import main
-from neoproto.run.loggers import open_services
-from neoproto.trainer.metrics import services
+from neoproto.trainer.metrics import loggers
+from neoproto.trainer.metrics.loggers import open_services
 from neoproto.trainer.metrics.service_runs import RunStart
 from neoproto.trainer.metrics.services import RunLabels
-from tests.neoproto.run.inputs import overrides
 
 
 def config(*names: str) -> RunConfig:
@@ -97,21 +93,3 @@ def test_starts_are_noted_for_services_alone_or_where_they_were_noted_before(
             services.begin(0)
         assert (tmp_path / "services.json").exists() == noted
     assert len(services._runs.starts) == 2
-
-
-def test_a_missing_package_is_said_before_anything_is_made(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    model: Path,
-    train_file: Path,
-) -> None:
-    found = services.find_spec
-    missing: Any = lambda name: None if name == "wandb" else found(name)  # noqa: E731
-    monkeypatch.setattr(services, "find_spec", missing)
-    monkeypatch.chdir(tmp_path)
-    assert main(overrides(model, train_file, "trainer.logger=[console,wandb]")) == 2
-    assert capsys.readouterr().err == (
-        "error: trainer.logger: 'wandb' is chosen but not installed; pip install wandb\n"
-    )
-    assert list(tmp_path.iterdir()) == []

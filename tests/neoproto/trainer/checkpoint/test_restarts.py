@@ -28,8 +28,8 @@ from neoproto.errors import (
     WeightsNotServed,
     WorkerDied,
 )
-from neoproto.run.restarts import Restarts, of_a_process
 from neoproto.trainer.checkpoint.folder import Checkpoint
+from neoproto.trainer.checkpoint.restarts import Restarts, of_a_process
 
 DIED = WorkerDied("actor", 0, "host", "signal 9 (SIGKILL)", "last words")
 LATE = DeadlineExceeded("update_actor", "actor", [0], 9.0, {0: "a stack"})

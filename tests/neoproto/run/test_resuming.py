@@ -14,7 +14,7 @@ from neoproto.config import load_config
 from neoproto.data.prompts import EncodedPrompts, PromptLoader, rows_from_dicts
 from neoproto.errors import ConfigError
 from neoproto.run.prepare import PreparedRun
-from neoproto.run.starting import Starts, open_checkpoint
+from neoproto.run.resuming import ResumePoints, open_checkpoint
 from neoproto.trainer.checkpoint.folder import Checkpoint, CheckpointFolder, write_synced
 from neoproto.trainer.checkpoint.resume import STATE, TrainerState, code_options, fixed_options, read_state
 from neoproto.weights import WeightVersion
@@ -77,9 +77,9 @@ class Stages:
         return nullcontext()
 
 
-def starts(run: PreparedRun, folder: Path, given: Checkpoint | None = None) -> Starts:
+def starts(run: PreparedRun, folder: Path, given: Checkpoint | None = None) -> ResumePoints:
     opened = None if given is None else open_checkpoint(given, run, Stages())
-    return Starts(run, folder, opened, Stages())
+    return ResumePoints(run, folder, opened, Stages())
 
 
 def test_a_new_run_starts_at_its_beginning(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_new_run_starts_at_its_beginning(tmp_path: Path) -> None:
     assert found.complete() is None
     start = found.next()
     assert (start.epoch, start.step, start.folder, start.version) == (0, 0, None, WeightVersion(epoch=0, n=0))
-    assert found.told(start) is None
+    assert found.describe(start) is None
 
 
 def test_it_goes_on_from_the_newest_with_its_data_and_a_new_epoch(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_it_goes_on_from_the_newest_with_its_data_and_a_new_epoch(tmp_path: Path
     save(run, tmp_path, 1)
     two = save(run, tmp_path, 2)
     expected = run.loader.next_indices()
-    found = Starts(prepared(), tmp_path, None, stages)
+    found = ResumePoints(prepared(), tmp_path, None, stages)
     start = found.next()
     assert start.checkpoint == two
     assert start.version == WeightVersion(epoch=1, n=2)
     assert found._prepared.loader.next_indices() == expected
     assert stages.said == ["verifying the checkpoint"]
-    assert found.told(start) == f"going on from the checkpoint of step 2: {two.path}"
+    assert found.describe(start) == f"going on from the checkpoint of step 2: {two.path}"
 
 
 def test_a_second_start_without_a_new_checkpoint_begins_at_the_same_point(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_checkpoint_that_does_not_say_what_judged_it_is_taken_and_that_is_said
     partial = folder.begin(1)
     folder.commit(partial, 1, {STATE: write_synced(partial / STATE, json.dumps(state).encode())})
     found = starts(judged_by(data_source="mine"), tmp_path)
-    told = found.told(found.next())
+    told = found.describe(found.next())
     assert told is not None
     assert told.endswith(
         "; it is of an earlier version and does not say what its rows were judged by, nor by which code, "
@@ -240,7 +240,7 @@ def test_own_code_is_compared_by_content_wherever_it_lies(tmp_path: Path) -> Non
     one = of_code(run, tmp_path)
     moved = replace(prepared(**sections("moved")), loop="train in a file")
     found = starts(moved, tmp_path)
-    assert found.told(found.next()) == f"going on from the checkpoint of step 1: {one.path}"
+    assert found.describe(found.next()) == f"going on from the checkpoint of step 1: {one.path}"
     with pytest.raises(ConfigError) as caught:
         starts(prepared(**sections("changed")), tmp_path).next()
     estimator, reward, loop = caught.value.problems
@@ -254,7 +254,7 @@ def test_own_code_is_compared_by_content_wherever_it_lies(tmp_path: Path) -> Non
     )
     accepting = prepared(**sections("changed"), trainer={"accept_changed_code": True})
     found = starts(accepting, tmp_path)
-    told = found.told(found.next())
+    told = found.describe(found.next())
     assert told is not None
     assert "; reward: got 'compute_score in a file" in told
 

@@ -56,8 +56,8 @@ class Opened:
     state: TrainerState
 
 
-class Starts:
-    """The starts of one run, the first and those after failures.
+class ResumePoints:
+    """The points that one run starts from: at first, on a resume and after each failure.
 
     Args:
         given: a checkpoint of elsewhere to start from while there is no own one.
@@ -114,7 +114,7 @@ class Starts:
         if lines := cut_history(self._folder, at, start.step):
             log.info("%d lines of metrics and prompts after step %d were set aside", lines, start.step)
 
-    def told(self, start: StartPoint) -> str | None:
+    def describe(self, start: StartPoint) -> str | None:
         """What a person should know of where the run starts; None for a new one."""
         if start.checkpoint is not None:
             where = f"going on from the checkpoint of step {start.step}: {start.checkpoint.path}"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from neoproto.config import RunConfig
-from neoproto.config.refused import REFUSED_KEYS, REFUSED_VALUES
+from neoproto.config.verl import REFUSED_KEYS, REFUSED_VALUES
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 HEAD = """\

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from neoproto.config.checks import cross_check
-from neoproto.config.refused import refused_key, refused_value
 from neoproto.config.schema import RunConfig, RuntimeRoot
 from neoproto.config.topology import nearest
+from neoproto.config.verl import refused_key, refused_value
 from neoproto.errors import ConfigError
 from neoproto.text import shown_with_type
 

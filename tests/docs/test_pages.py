@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from neoproto.config import CONFIG_NAMES, RunConfig
-from neoproto.config.refused import refused_key
+from neoproto.config.verl import refused_key
 from neoproto.run.completion import SHORT_KEYS, shipped_groups
 from tests.docs.pages import PAGES, ROOT, anchors, commands, empty_sections, links, prose
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from neoproto.config import RunConfig, RuntimeRoot, load_config, load_runtime
 from neoproto.config.base import Section
 from neoproto.config.load import dotted
-from neoproto.config.refused import REFUSED_KEYS, REFUSED_VALUES
+from neoproto.config.verl import REFUSED_KEYS, REFUSED_VALUES
 from neoproto.errors import ConfigError
 
 

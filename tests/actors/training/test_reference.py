@@ -5,8 +5,8 @@ from actors.training.ranks import Ranks
 from actors.training.reference import Reference, ReferenceOptions, ReferenceWorker
 from actors.training.torch_model import ModelOptions
 from neoproto.data import DataProto
-from tests.actors.training.test_policy import options
 from tests.actors.tiny_llama import make_batch
+from tests.actors.training.test_policy import options
 
 
 def test_it_gives_the_log_probs_of_the_model_that_training_starts_from(llama_folder):

@@ -19,7 +19,8 @@ from actors.weight_registry import BlockingRegistry, Group
 from neoproto.algorithms.aggregate import LossDenominators, aggregate_loss
 from neoproto.algorithms.kl import kl_estimate
 from neoproto.algorithms.logprobs import entropy_from_logits, log_probs_from_logits
-from neoproto.algorithms.policy_loss import PolicyLossOptions, policy_loss
+from neoproto.algorithms.losses import policy_loss
+from neoproto.algorithms.policy_loss import PolicyLossInputs, PolicyLossOptions
 from neoproto.data import DataProto
 from neoproto.errors import StoreError
 from neoproto.runtime import Dispatch, register
@@ -110,13 +111,15 @@ class Policy:
         log_probs = log_probs_from_logits(logits, micro["responses"], options.temperature)
         policy = policy_loss(
             options.loss_mode,
-            log_probs_bt=log_probs,
-            old_log_probs_bt=micro["old_log_probs"],
-            advantages_bt=micro["advantages"],
-            mask_bt=mask,
-            options=options.loss,
-            denominators=denominators,
-            weights_bt=micro["rollout_is_weights"] if options.use_rollout_is else None,
+            PolicyLossInputs(
+                log_probs_bt=log_probs,
+                old_log_probs_bt=micro["old_log_probs"],
+                advantages_bt=micro["advantages"],
+                mask_bt=mask,
+                denominators=denominators,
+                weights_bt=micro["rollout_is_weights"] if options.use_rollout_is else None,
+            ),
+            options.loss,
         )
         with_bonus = options.entropy_coeff != 0
         entropy = entropy_from_logits(logits if with_bonus else logits.detach(), options.temperature)

@@ -13,14 +13,11 @@ Shapes: b = rows, t = response tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 
 from neoproto.algorithms.masking import masked_mean, masked_sum, require_same_shape, sequence_lengths
-
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-LOSS_AGG_MODES: tuple[str, ...] = get_args(LossAggMode)
+from neoproto.algorithms.names import LOSS_AGG_MODES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

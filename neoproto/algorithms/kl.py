@@ -16,17 +16,7 @@ import torch
 
 from neoproto.algorithms.checks import require_finite
 from neoproto.algorithms.masking import fill_masked, masked_mean, require_same_shape, sequence_lengths
-
-KL_ALIASES: dict[str, str] = {
-    "k1": "k1",
-    "kl": "k1",
-    "abs": "abs",
-    "k2": "k2",
-    "mse": "k2",
-    "k3": "k3",
-    "low_var_kl": "k3",
-}
-"""Accepted names (ours and verl's) and what each means."""
+from neoproto.algorithms.names import KL_NAMES
 
 K3_LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
@@ -38,15 +28,15 @@ def kl_estimate(
 ) -> torch.Tensor:
     """A KL(policy || reference) estimate per token; with d = logp - ref:
 
-        k1 (kl): d                 unbiased, can be negative; as a loss its expected gradient is 0
+        k1: d                    unbiased, can be negative; as a loss its expected gradient is 0
         abs: |d|
-        k2 (mse): d^2 / 2          biased, never negative
-        k3 (low_var_kl): exp(-d) - 1 + d      unbiased, never negative; clamped, see `K3_LIMIT`
+        k2: d^2 / 2              biased, never negative
+        k3: exp(-d) - 1 + d      unbiased, never negative; clamped, see `K3_LIMIT`
 
     Args:
         log_probs_bt, ref_log_probs_bt: float [B, T]; differentiable in both.
         mask_bt: int64 or bool [B, T].
-        kind: a key of `KL_ALIASES`.
+        kind: one of `KL_NAMES`.
 
     Returns:
         float [B, T], nats, 0 outside the mask.
@@ -56,7 +46,7 @@ def kl_estimate(
     """
     require_same_shape(log_probs_bt=log_probs_bt, ref_log_probs_bt=ref_log_probs_bt)
     difference_bt = fill_masked(log_probs_bt - ref_log_probs_bt, mask_bt)
-    match KL_ALIASES.get(kind):
+    match kind:
         case "k1":
             return difference_bt
         case "abs":
@@ -68,7 +58,7 @@ def kl_estimate(
             # expm1: exp(x) - 1 - x would lose all digits for the small x of a fresh policy.
             return (torch.expm1(log_ratio_bt) - log_ratio_bt).clamp(-K3_LIMIT, K3_LIMIT)
         case _:
-            raise ValueError(f"kl type must be one of {', '.join(KL_ALIASES)}, got {kind!r}")
+            raise ValueError(f"kl type must be one of {', '.join(KL_NAMES)}, got {kind!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +91,7 @@ def apply_kl_in_reward(
             generated the tokens (old_log_probs).
         mask_bt: int64 or bool [B, T].
         coefficient: beta >= 0, see the controllers.
-        kind: a key of `KL_ALIASES`.
+        kind: one of `KL_NAMES`.
     """
     require_same_shape(scores_bt=scores_bt, log_probs_bt=log_probs_bt, mask_bt=mask_bt)
     kl_bt = kl_estimate(log_probs_bt, ref_log_probs_bt, mask_bt, kind)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 
 from neoproto.algorithms.masking import fill_masked, masked_sum, require_same_shape, sequence_lengths
+from neoproto.algorithms.names import ROLLOUT_IS_LEVELS
 
-ROLLOUT_IS_LEVELS = ("token", "sequence")
 IS_LOG_RATIO_LIMIT = 20.0
 """Log-weights are clamped to +-20 before exp (verl's bound): a weight is never 0 and never overflows."""
 

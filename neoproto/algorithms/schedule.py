@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
 
-LRKind = Literal["constant", "linear", "cosine"]
-LR_KINDS: tuple[str, ...] = get_args(LRKind)
+from neoproto.algorithms.names import LR_SCHEDULES
 
 
 def lr_multiplier(
@@ -31,7 +29,7 @@ def lr_multiplier(
         step: training steps already made, from 0.
         warmup_steps: 0 for none.
         total_steps: planned training steps, > 0.
-        kind: one of `LR_KINDS`.
+        kind: one of `LR_SCHEDULES`.
         min_ratio: floor of the decay in [0, 1].
 
     Raises:
@@ -44,8 +42,8 @@ def lr_multiplier(
         )
     if not 0.0 <= min_ratio <= 1.0:
         raise ValueError(f"min_ratio must be in [0, 1], got {min_ratio}")
-    if kind not in LR_KINDS:
-        raise ValueError(f"lr schedule must be one of {', '.join(LR_KINDS)}, got {kind!r}")
+    if kind not in LR_SCHEDULES:
+        raise ValueError(f"lr schedule must be one of {', '.join(LR_SCHEDULES)}, got {kind!r}")
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if kind == "constant":

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from neoproto.algorithms.estimators import ESTIMATORS
+from neoproto.algorithms.names import KLName, RolloutISLevel
 from neoproto.config.base import Count, Fraction, NonNegative, Plain, Positive, Seconds, Section, Share
+from neoproto.config.verl import kl_name
 
-VERL_KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
-"""verl's names of the estimators, and ours (Schulman, "Approximating KL divergence")."""
+CUSTOM = "custom"
+"""The estimator that is a function of the user's."""
+
+if TYPE_CHECKING:
+    EstimatorName = str
+else:
+    EstimatorName = Literal[(*ESTIMATORS, CUSTOM)]
 
 
-def kl_name(value: Any) -> Any:
-    return VERL_KL_NAMES.get(value, value) if isinstance(value, str) else value
+def _readers(option: str) -> str:
+    """The estimators that read this field of `AdvantageOptions`."""
+    return ", ".join(name for name, estimator in ESTIMATORS.items() if option in estimator.options)
 
 
 class KlCtrlConfig(Section):
@@ -37,7 +46,7 @@ class RolloutCorrectionConfig(Section):
     those (decoupled PPO), unless `bypass_mode` is on.
     """
 
-    rollout_is: Literal["token", "sequence"] | None = None
+    rollout_is: RolloutISLevel | None = None
     """Weigh the policy loss by old / rollout probability: per token, or one product per response; null = no
     weights."""
     rollout_is_threshold: Annotated[float, Field(ge=1)] = 2.0
@@ -61,26 +70,32 @@ class AdvantageFunctionConfig(Section):
 class AlgorithmConfig(Section):
     """Advantages and rewards."""
 
-    adv_estimator: Literal["gae", "grpo", "rloo", "reinforce_plus_plus", "custom"] = "gae"
-    """gae needs a critic; grpo and rloo compare the `rollout.n` samples of one prompt; custom = a function of
-    yours, `custom_advantage_function`, with a critic if `critic.enable` is true."""
+    adv_estimator: EstimatorName = Field(
+        default="gae",
+        description=f"{ESTIMATORS.help}; {CUSTOM} = a function of yours, `custom_advantage_function`, with a "
+        "critic if `critic.enable` is true.",
+    )
     custom_advantage_function: AdvantageFunctionConfig = AdvantageFunctionConfig()
     """Used with adv_estimator=custom."""
-    gamma: Fraction = 1.0
-    """Discount per token."""
-    lam: Fraction = 1.0
-    """GAE's lambda."""
-    norm_adv_by_std_in_grpo: bool = True
-    """grpo: divide by the group's standard deviation (false = Dr. GRPO)."""
-    whiten_advantages: bool = True
-    """gae, reinforce_plus_plus: shift and scale the batch's advantages to mean 0 and deviation 1."""
+    gamma: Fraction = Field(default=1.0, description=f"{_readers('gamma')}: discount per token.")
+    lam: Fraction = Field(default=1.0, description=f"{_readers('lam')}: GAE's lambda.")
+    norm_adv_by_std_in_grpo: bool = Field(
+        default=True,
+        description=f"{_readers('norm_by_std')}: divide by the group's standard deviation "
+        "(false = Dr. GRPO).",
+    )
+    whiten_advantages: bool = Field(
+        default=True,
+        description=f"{_readers('whiten')}: shift and scale the batch's advantages to mean 0 and "
+        "deviation 1.",
+    )
     truncated: Literal["bootstrap", "zero", "mask"] = "zero"
     """A response cut at the length limit: bootstrap = its future is worth what the critic says of the state
     after the last token (with a critic only); zero = it is worth nothing; mask = the row is left out of every
     loss."""
     use_kl_in_reward: bool = False
     """Subtract a KL penalty to the reference model from each token's reward."""
-    kl_penalty: Annotated[Literal["k1", "k2", "k3", "abs"], BeforeValidator(kl_name)] = "k1"
+    kl_penalty: Annotated[KLName, BeforeValidator(kl_name)] = "k1"
     """Estimator of that penalty; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
     kl_ctrl: KlCtrlConfig = KlCtrlConfig()
     """Weight of that penalty."""

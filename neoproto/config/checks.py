@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from neoproto.algorithms.estimators import ESTIMATORS
+from neoproto.config.algorithm import CUSTOM
 from neoproto.config.schema import OPTIONAL_ROLES, RunConfig
 from neoproto.config.topology import (
     MAX_DEVICES_PER_NODE,
@@ -231,7 +233,8 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
 def _algorithm(config: RunConfig) -> Iterator[Problem]:
     algorithm, n, enable = config.algorithm, config.actor_rollout_ref.rollout.n, config.critic.enable
     estimator, by_estimator = algorithm.adv_estimator, "algorithm.adv_estimator"
-    if estimator in ("grpo", "rloo") and n < 2:
+    built_in = ESTIMATORS.get(estimator)
+    if built_in is not None and built_in.compares_samples and n < 2:
         yield _problem(
             f"{ROLLOUT}.n: got {n}, wanted at least 2: "
             f"{by_estimator}={estimator} compares the samples of a prompt",
@@ -239,8 +242,11 @@ def _algorithm(config: RunConfig) -> Iterator[Problem]:
             by_estimator,
         )
     if algorithm.truncated == "bootstrap" and not config.uses_critic:
+        with_critic = " or ".join(name for name, one in ESTIMATORS.items() if one.needs_critic)
         critic = (
-            "a critic (critic.enable=true)" if estimator == "custom" else f"the critic of {by_estimator}=gae"
+            "a critic (critic.enable=true)"
+            if built_in is None
+            else f"the critic of {by_estimator}={with_critic}"
         )
         yield _problem(
             f"algorithm.truncated: got 'bootstrap', which needs {critic} (got {estimator})",
@@ -270,13 +276,13 @@ def _own_estimator(config: RunConfig) -> Iterator[Problem]:
     """A file is needed where its function is to be used, and would be passed over elsewhere."""
     algorithm, path = config.algorithm, "algorithm.custom_advantage_function.path"
     estimator, found = algorithm.adv_estimator, algorithm.custom_advantage_function.path
-    if estimator == "custom" and not found:
+    if estimator == CUSTOM and not found:
         yield _problem(
             f"{path}: got {found!r}, but algorithm.adv_estimator=custom needs a Python file",
             path,
             "algorithm.adv_estimator",
         )
-    if estimator != "custom" and found is not None:
+    if estimator != CUSTOM and found is not None:
         yield _problem(
             f"{path}: got {found!r} with algorithm.adv_estimator={estimator}, which does not look at it; "
             "set algorithm.adv_estimator=custom",

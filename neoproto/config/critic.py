@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from neoproto.algorithms.names import LossAggMode
 from neoproto.config.base import Count, Plain, Positive, Section
 from neoproto.config.optim import OptimConfig
-from neoproto.config.policy import LossAggMode
 
 
 class CriticModelConfig(Section):
@@ -18,8 +18,8 @@ class CriticConfig(Section):
     """Training of the critic. Units as for the policy."""
 
     enable: bool | None = None
-    """null = exactly when `algorithm.adv_estimator` is gae; anything that contradicts it is refused. With an
-    estimator of your own (custom): true trains one, whose values the estimator gets."""
+    """null = exactly when `algorithm.adv_estimator` needs one; a value that contradicts it is refused. With
+    an estimator of your own (custom): true trains one, whose values the estimator gets."""
     model: CriticModelConfig = CriticModelConfig()
     """Where it starts from."""
     ppo_mini_batch_size: Count = 16

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from neoproto.algorithms.names import LRSchedule
 from neoproto.config.base import AsTuple, Fraction, NonNegative, Positive, Section, Size
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -18,7 +19,7 @@ class OptimConfig(Section):
     """Peak learning rate."""
     lr_warmup_steps: Size = 0
     """Training steps over which the rate rises linearly to `lr`; step k of w runs at lr * k / w."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    lr_scheduler_type: LRSchedule = "constant"
     """What happens between the end of the warm-up and the last training step."""
     min_lr_ratio: Fraction = 0.0
     """Where linear and cosine end, as a share of `lr`."""

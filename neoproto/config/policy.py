@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from neoproto.config.algorithm import kl_name
+from neoproto.algorithms.losses import POLICY_LOSSES
+from neoproto.algorithms.names import KLLossName, LossAggMode
 from neoproto.config.base import (
     AtMostMax,
     Count,
@@ -23,9 +24,14 @@ from neoproto.config.base import (
 )
 from neoproto.config.optim import OptimConfig
 from neoproto.config.topology import DevicesPerNode
+from neoproto.config.verl import kl_name
 
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+if TYPE_CHECKING:
+    PolicyLossName = str
+else:
+    PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 
 
 def _is_top_k(value: int) -> int:
@@ -75,8 +81,7 @@ class ModelConfig(Section):
 class PolicyLossConfig(Section):
     """Which policy-gradient objective."""
 
-    loss_mode: Literal["vanilla", "gspo"] = "vanilla"
-    """vanilla = PPO's clipped ratio per token (with dual clip); gspo = one ratio per sequence."""
+    loss_mode: PolicyLossName = Field(default="vanilla", description=f"{POLICY_LOSSES.help}.")
 
 
 class ActorConfig(Section):
@@ -108,7 +113,7 @@ class ActorConfig(Section):
     """Add a KL term to the reference model to the loss."""
     kl_loss_coef: NonNegative = 0.001
     """Weight of that term."""
-    kl_loss_type: Annotated[Literal["k1", "k2", "k3"], BeforeValidator(kl_name)] = "k3"
+    kl_loss_type: Annotated[KLLossName, BeforeValidator(kl_name)] = "k3"
     """Estimator of that term; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
     grad_clip: Positive = 1.0
     """Bound on the global gradient norm."""

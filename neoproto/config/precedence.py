@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neoproto.algorithms.estimators import ESTIMATORS
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
@@ -41,7 +43,7 @@ PAIRS = (
         typed="algorithm.adv_estimator",
         gives_way="algorithm.truncated",
         to="zero",
-        among=("grpo", "rloo", "reinforce_plus_plus"),
+        among=tuple(name for name, estimator in ESTIMATORS.items() if not estimator.needs_critic),
         shipped="bootstrap",
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from neoproto.algorithms.estimators import ESTIMATORS
 from neoproto.config.algorithm import AlgorithmConfig, RewardConfig
 from neoproto.config.base import Section
 from neoproto.config.critic import CriticConfig
@@ -48,8 +49,8 @@ class RunConfig(RuntimeRoot):
     @property
     def uses_critic(self) -> bool:
         """Whether a value model is trained."""
-        estimator = self.algorithm.adv_estimator
-        return estimator == "gae" or (estimator == "custom" and self.critic.enable is True)
+        estimator = ESTIMATORS.get(self.algorithm.adv_estimator)
+        return self.critic.enable is True if estimator is None else estimator.needs_critic
 
     @property
     def is_async(self) -> bool:

@@ -1,8 +1,15 @@
-"""verl's options that there are not here: each is refused by name, with what to use instead."""
+"""verl's names: those that stand for one of ours, and those that are refused, with what to use instead.
+
+All other names of verl's that are accepted are our own too: docs/coming-from-verl.md lists them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+KL_NAMES: dict[str, str] = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+"""verl's names of KL estimators, and ours (Schulman, "Approximating KL divergence")."""
 
 REFUSED_KEYS: dict[str, str] = {
     "use_dynamic_bsz": "batches are cut by samples; set ppo_micro_batch_size_per_gpu instead",
@@ -86,6 +93,11 @@ REFUSED_VALUES: dict[str, str] = {
     "trainer.resume_mode": "the modes are auto, disable and path; verl's resume_path is called path here",
 }
 """By full path: options that exist with fewer values than in verl."""
+
+
+def kl_name(value: Any) -> Any:
+    """Our name of a KL estimator that may be called by verl's."""
+    return KL_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def refused_key(path: Sequence[str | int]) -> str | None:

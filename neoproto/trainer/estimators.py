@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Estimate, compute_advantages
+from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Estimate
+from neoproto.algorithms.estimators import compute_advantages
 from neoproto.algorithms.masking import fill_masked
 from neoproto.config import RunConfig
+from neoproto.config.algorithm import CUSTOM
 from neoproto.errors import AdvantageError, ConfigError
 from neoproto.files import user_path
 from neoproto.text import shown_with_type
@@ -42,7 +44,7 @@ def chosen_estimator(config: RunConfig) -> Estimator:
         ConfigError: the file or the function cannot be used.
     """
     kind, custom = config.algorithm.adv_estimator, config.algorithm.custom_advantage_function
-    if kind != "custom":
+    if kind != CUSTOM:
         return functools.partial(compute_advantages, kind)
     assert custom.path is not None
     function = load_function(
@@ -116,7 +118,7 @@ def check_estimator(config: RunConfig) -> None:
     Raises:
         ConfigError: it cannot be loaded, raises, or returns no estimate.
     """
-    if config.algorithm.adv_estimator != "custom":
+    if config.algorithm.adv_estimator != CUSTOM:
         return
     estimator, inputs = chosen_estimator(config), made_up_inputs(config)
     try:

@@ -20,12 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neoproto.algorithms.advantages import (
-    AdvantageInputs,
-    AdvantageOptions,
-    group_ids_from_uids,
-)
+from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions
 from neoproto.algorithms.checks import require_finite
+from neoproto.algorithms.groups import group_ids_from_uids
 from neoproto.algorithms.kl import AdaptiveKLController, FixedKLController, KLController, apply_kl_in_reward
 from neoproto.algorithms.masking import onto_masked
 from neoproto.algorithms.rollout_correction import RolloutCorrection, importance_weights

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.config import RunConfig
+from neoproto.config.algorithm import CUSTOM
 from neoproto.errors import ConfigError
 from neoproto.files import user_path
 from neoproto.neighbours import source_files
@@ -172,7 +173,7 @@ def fixed_options(config: RunConfig) -> dict[str, Any]:
         "algorithm.adv_estimator": algorithm.adv_estimator,
         "algorithm.kl_ctrl.type": algorithm.kl_ctrl.type if algorithm.use_kl_in_reward else "none",
     }
-    if algorithm.adv_estimator == "custom":  # with the others it follows from the estimator
+    if algorithm.adv_estimator == CUSTOM:  # with the others it follows from the estimator
         fixed["critic.enable"] = config.uses_critic
     if config.is_async:  # prompts and samples of the checkpoint are trained on together with new ones
         fixed |= {

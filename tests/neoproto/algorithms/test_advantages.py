@@ -3,28 +3,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neoproto.algorithms.advantages import (
-    ADVANTAGE_KINDS,
-    AdvantageInputs,
-    AdvantageOptions,
-    compute_advantages,
-    gae,
-    group_ids_from_uids,
-    grpo,
-    reinforce_plus_plus,
-    rloo,
-)
+from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Estimate
+from neoproto.algorithms.estimators import ESTIMATORS, compute_advantages
+from neoproto.algorithms.groups import group_ids_from_uids
 from neoproto.algorithms.masking import masked_whiten
 from tests.neoproto.algorithms.batches import FAST, generator, poison, randn, random_mask, same, seeds, widen
 
 ROWS, WIDTH = 6, 5
-kinds = st.sampled_from(ADVANTAGE_KINDS)
+kinds = st.sampled_from(list(ESTIMATORS))
 
 
 def random_inputs(seed: int, *, holes: bool = False) -> AdvantageInputs:
@@ -39,6 +32,10 @@ def random_inputs(seed: int, *, holes: bool = False) -> AdvantageInputs:
         truncated_b=torch.randint(0, 2, (ROWS,), generator=rng).bool(),
         group_ids_b=torch.randint(-3, 0, (ROWS,), generator=rng),
     )
+
+
+def estimate(kind: str, inputs: AdvantageInputs, **options: Any) -> Estimate:
+    return compute_advantages(kind, inputs, AdvantageOptions(**options))
 
 
 def row_scores(inputs: AdvantageInputs) -> list[float | None]:
@@ -73,7 +70,7 @@ def test_gae_agrees_with_a_naive_loop(seed: int, gamma: float, lam: float, holes
     assert values is not None
     assert bootstrap is not None
     assert truncated is not None
-    advantages, returns = gae(inputs.rewards_bt, values, inputs.mask_bt, gamma, lam, bootstrap, truncated)
+    advantages, returns = estimate("gae", inputs, gamma=gamma, lam=lam, whiten=False)
     for b in range(ROWS):
         steps = [t for t in range(WIDTH) if inputs.mask_bt[b, t]]
         v = [float(values[b, t]) for t in steps] + [float(bootstrap[b]) if truncated[b] else 0.0]
@@ -88,18 +85,27 @@ def test_gae_agrees_with_a_naive_loop(seed: int, gamma: float, lam: float, holes
 def test_gae_bootstraps_truncated_responses_only() -> None:
     """One token, reward 1, value 2, value after it 10: finished 1 - 2, truncated 1 + 0.5 * 10 - 2."""
     one = torch.ones(2, 1)
-    advantages, returns = gae(
-        one, 2 * one, one, 0.5, 1.0, torch.tensor([math.nan, 10.0]), torch.tensor([False, True])
+    inputs = AdvantageInputs(
+        rewards_bt=one,
+        mask_bt=one,
+        values_bt=2 * one,
+        bootstrap_values_b=torch.tensor([math.nan, 10.0]),
+        truncated_b=torch.tensor([False, True]),
     )
+    advantages, returns = estimate("gae", inputs, gamma=0.5, whiten=False)
     assert advantages.tolist() == [[-1.0], [4.0]]
     assert returns.tolist() == [[1.0], [6.0]]
 
 
 def test_gae_with_lambda_one_has_discounted_returns() -> None:
-    rewards = torch.tensor([[0.0, 0.0, 8.0, 99.0]])
-    mask = torch.tensor([[1, 1, 1, 0]])
-    values = torch.tensor([[3.0, -1.0, 4.0, 99.0]])
-    _, returns = gae(rewards, values, mask, 0.5, 1.0, torch.zeros(1), torch.tensor([False]))
+    inputs = AdvantageInputs(
+        rewards_bt=torch.tensor([[0.0, 0.0, 8.0, 99.0]]),
+        mask_bt=torch.tensor([[1, 1, 1, 0]]),
+        values_bt=torch.tensor([[3.0, -1.0, 4.0, 99.0]]),
+        bootstrap_values_b=torch.zeros(1),
+        truncated_b=torch.tensor([False]),
+    )
+    _, returns = estimate("gae", inputs, gamma=0.5, lam=1.0)
     assert returns.tolist() == [[2.0, 4.0, 8.0, 0.0]]
 
 
@@ -110,8 +116,7 @@ def test_gae_with_lambda_one_has_discounted_returns() -> None:
 @given(seed=seeds, norm_by_std=st.booleans())
 def test_grpo_agrees_with_a_naive_loop(seed: int, norm_by_std: bool) -> None:
     inputs = random_inputs(seed)
-    assert inputs.group_ids_b is not None
-    advantages, returns = grpo(inputs.rewards_bt, inputs.mask_bt, inputs.group_ids_b, norm_by_std, 1e-3)
+    advantages, returns = estimate("grpo", inputs, norm_by_std=norm_by_std, epsilon=1e-3)
     same(returns, advantages)
     scores = row_scores(inputs)
     for b, score in enumerate(scores):
@@ -127,8 +132,7 @@ def test_grpo_agrees_with_a_naive_loop(seed: int, norm_by_std: bool) -> None:
 @given(seed=seeds)
 def test_rloo_agrees_with_a_naive_loop(seed: int) -> None:
     inputs = random_inputs(seed)
-    assert inputs.group_ids_b is not None
-    advantages, _ = rloo(inputs.rewards_bt, inputs.mask_bt, inputs.group_ids_b)
+    advantages, _ = estimate("rloo", inputs)
     scores = row_scores(inputs)
     for b, score in enumerate(scores):
         others = [value for i in peers(inputs, b) if i != b and (value := scores[i]) is not None]
@@ -138,21 +142,27 @@ def test_rloo_agrees_with_a_naive_loop(seed: int) -> None:
 
 def test_groups_by_hand_with_a_rejected_and_a_lonely_row() -> None:
     """Row 2 is rejected: its score of 100 is not in group 0's baseline. Row 3 is alone."""
-    rewards = torch.tensor([[0.0, 1.0], [3.0, 0.0], [100.0, 0.0], [5.0, 0.0]])
-    mask = torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]])
-    groups = torch.tensor([0, 0, 0, 7])
-    dr_grpo = grpo(rewards, mask, groups, norm_by_std=False)[0]
+    inputs = AdvantageInputs(
+        rewards_bt=torch.tensor([[0.0, 1.0], [3.0, 0.0], [100.0, 0.0], [5.0, 0.0]]),
+        mask_bt=torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]]),
+        group_ids_b=torch.tensor([0, 0, 0, 7]),
+    )
+    dr_grpo = estimate("grpo", inputs, norm_by_std=False)[0]
     assert dr_grpo.tolist() == [[-1.0, -1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
-    assert rloo(rewards, mask, groups)[0].tolist() == [[-2.0, -2.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
-    normed = grpo(rewards, mask, groups, epsilon=1e-6)[0]
+    assert estimate("rloo", inputs)[0].tolist() == [[-2.0, -2.0], [2.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    normed = estimate("grpo", inputs, epsilon=1e-6)[0]
     assert normed[:2, 0].tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5)
 
 
 @pytest.mark.parametrize("score", [0.1, 0.7, 1e3 + 0.1])
 def test_equal_scores_have_no_advantage(score: float) -> None:
     """In float32 the mean of equal scores is off by an ulp, and ulp / epsilon is not small."""
-    rewards, mask = torch.full((7, 1), score), torch.ones(7, 1)
-    advantages, _ = grpo(rewards, mask, torch.zeros(7, dtype=torch.int64))
+    inputs = AdvantageInputs(
+        rewards_bt=torch.full((7, 1), score),
+        mask_bt=torch.ones(7, 1),
+        group_ids_b=torch.zeros(7, dtype=torch.int64),
+    )
+    advantages, _ = estimate("grpo", inputs)
     assert float(advantages.abs().max()) < 1e-5
 
 
@@ -165,7 +175,10 @@ def test_group_ids_follow_first_appearance() -> None:
 @pytest.mark.parametrize("groups", [torch.zeros(3, dtype=torch.int64), torch.zeros(2)])
 def test_groups_of_the_wrong_shape_or_dtype_are_refused(groups: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"group_ids_b must be int64 \[2\]"):
-        rloo(torch.zeros(2, 2), torch.ones(2, 2), groups)
+        estimate(
+            "rloo",
+            AdvantageInputs(rewards_bt=torch.zeros(2, 2), mask_bt=torch.ones(2, 2), group_ids_b=groups),
+        )
 
 
 # ---- REINFORCE++ ----------------------------------------------------------------------------------
@@ -181,17 +194,17 @@ def test_reinforce_plus_plus_agrees_with_a_naive_loop(seed: int, gamma: float, h
         for i, t in enumerate(steps):
             later = [float(inputs.rewards_bt[b, s]) for s in steps[i:]]
             expected[b, t] = sum(gamma**k * reward for k, reward in enumerate(later))
-    advantages, returns = reinforce_plus_plus(inputs.rewards_bt, inputs.mask_bt, gamma)
+    advantages, returns = estimate("reinforce_plus_plus", inputs, gamma=gamma)
     same(returns, expected)
     same(advantages, masked_whiten(expected, inputs.mask_bt))
-    same(reinforce_plus_plus(inputs.rewards_bt, inputs.mask_bt, gamma, whiten=False)[0], expected)
+    same(estimate("reinforce_plus_plus", inputs, gamma=gamma, whiten=False)[0], expected)
 
 
 # ---- what holds for all ---------------------------------------------------------------------------
 
 
-def estimate(kind: str, inputs: AdvantageInputs) -> tuple[torch.Tensor, torch.Tensor]:
-    return compute_advantages(kind, inputs, AdvantageOptions(gamma=0.9, lam=0.95, epsilon=1e-3))
+def discounted(kind: str, inputs: AdvantageInputs) -> Estimate:
+    return estimate(kind, inputs, gamma=0.9, lam=0.95, epsilon=1e-3)
 
 
 @FAST
@@ -204,7 +217,7 @@ def test_padding_content_never_matters(seed: int, kind: str, holes: bool, junk: 
         rewards_bt=poison(clean.rewards_bt, clean.mask_bt, junk),
         values_bt=poison(clean.values_bt, clean.mask_bt, junk),
     )
-    for left, right in zip(estimate(kind, dirty), estimate(kind, clean), strict=True):
+    for left, right in zip(discounted(kind, dirty), discounted(kind, clean), strict=True):
         same(left, right)
         assert bool((left[clean.mask_bt == 0] == 0).all())
 
@@ -220,7 +233,7 @@ def test_padding_columns_change_nothing(seed: int, kind: str, columns: int) -> N
         values_bt=widen(inputs.values_bt, columns, math.nan),
         mask_bt=widen(inputs.mask_bt, columns),
     )
-    for left, right in zip(estimate(kind, wide), estimate(kind, inputs), strict=True):
+    for left, right in zip(discounted(kind, wide), discounted(kind, inputs), strict=True):
         same(left, widen(right, columns))
 
 
@@ -231,7 +244,7 @@ def test_rows_may_come_in_any_order(seed: int, kind: str, order: list[int]) -> N
     shuffled = AdvantageInputs(
         **{field.name: getattr(inputs, field.name)[order] for field in dataclasses.fields(inputs)}
     )
-    for left, right in zip(estimate(kind, shuffled), estimate(kind, inputs), strict=True):
+    for left, right in zip(discounted(kind, shuffled), discounted(kind, inputs), strict=True):
         same(left, right[order])
 
 
@@ -246,15 +259,15 @@ def test_a_rejected_row_moves_nobody(seed: int, kind: str) -> None:
     without = AdvantageInputs(
         **{field.name: getattr(inputs, field.name)[1:] for field in dataclasses.fields(inputs)}
     )
-    for left, right in zip(estimate(kind, rejected), estimate(kind, without), strict=True):
+    for left, right in zip(discounted(kind, rejected), discounted(kind, without), strict=True):
         same(left[1:], right)
         assert not bool(left[0].any())
 
 
 def test_whitening_leaves_the_returns_alone() -> None:
     inputs = random_inputs(5)
-    plain, returns = compute_advantages("gae", inputs, AdvantageOptions(whiten=False))
-    white, white_returns = compute_advantages("gae", inputs, AdvantageOptions(whiten=True))
+    plain, returns = estimate("gae", inputs, whiten=False)
+    white, white_returns = estimate("gae", inputs, whiten=True)
     same(white, masked_whiten(plain, inputs.mask_bt))
     same(white_returns, returns)
 
@@ -267,8 +280,8 @@ def test_float32_stays_float32() -> None:
             for field in dataclasses.fields(inputs)
         }
     )
-    for kind in ADVANTAGE_KINDS:
-        assert [tensor.dtype for tensor in estimate(kind, single)] == [torch.float32] * 2
+    for kind in ESTIMATORS:
+        assert [tensor.dtype for tensor in discounted(kind, single)] == [torch.float32] * 2
 
 
 @pytest.mark.parametrize(
@@ -284,12 +297,12 @@ def test_float32_stays_float32() -> None:
 def test_a_missing_input_is_named(kind: str, missing: str) -> None:
     inputs = dataclasses.replace(random_inputs(0), **{missing: None})
     with pytest.raises(ValueError, match=f"'{kind}' needs {missing}"):
-        compute_advantages(kind, inputs, AdvantageOptions())
+        estimate(kind, inputs)
 
 
 def test_options_and_kinds_are_checked() -> None:
     with pytest.raises(ValueError, match=r"one of gae, .* got 'vtrace'"):
-        compute_advantages("vtrace", random_inputs(0), AdvantageOptions())
+        estimate("vtrace", random_inputs(0))
     with pytest.raises(ValueError, match="gamma must be in"):
         AdvantageOptions(gamma=1.1)
     with pytest.raises(ValueError, match="lam must be in"):

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neoproto.algorithms.aggregate import LOSS_AGG_MODES, LossDenominators, aggregate_loss
+from neoproto.algorithms.aggregate import LossDenominators, aggregate_loss
+from neoproto.algorithms.names import LOSS_AGG_MODES
 from tests.neoproto.algorithms.batches import FAST, generator, poison, randn, random_mask, same, seeds, widen
 
 HORIZON = 7.0

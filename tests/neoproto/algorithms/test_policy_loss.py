@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neoproto.algorithms.aggregate import LossDenominators
-from neoproto.algorithms.policy_loss import POLICY_LOSSES, PolicyLoss, PolicyLossOptions, policy_loss
+from neoproto.algorithms.losses import POLICY_LOSSES, policy_loss
+from neoproto.algorithms.policy_loss import PolicyLoss, PolicyLossInputs, PolicyLossOptions
 from tests.neoproto.algorithms.batches import FAST, generator, poison, randn, random_mask, same, seeds, widen
 
 ROWS, WIDTH = 5, 4
@@ -35,7 +36,7 @@ def evaluate(
     mode: str, batch: Batch, options: PolicyLossOptions = OPTIONS, whole: LossDenominators | None = None
 ) -> PolicyLoss:
     denominators = whole or LossDenominators.count(batch["mask_bt"], WIDTH)
-    return policy_loss(mode, **batch, options=options, denominators=denominators)
+    return policy_loss(mode, PolicyLossInputs(**batch, denominators=denominators), options)
 
 
 def figures(result: PolicyLoss) -> torch.Tensor:
@@ -229,7 +230,7 @@ def test_only_the_loss_carries_a_gradient() -> None:
 
 def test_errors_name_what_is_wrong() -> None:
     batch = random_batch(0)
-    with pytest.raises(ValueError, match="must be one of vanilla, gspo, got 'clip_cov'"):
+    with pytest.raises(ValueError, match="must be one of gspo, vanilla, got 'clip_cov'"):
         evaluate("clip_cov", batch)
     batch["advantages_bt"] = batch["advantages_bt"][:, 0]
     with pytest.raises(ValueError, match=r"advantages_bt \(5,\)"):

@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neoproto.algorithms.aggregate import LossDenominators
-from neoproto.algorithms.policy_loss import POLICY_LOSSES, PolicyLossOptions, policy_loss
-from neoproto.algorithms.rollout_correction import (
-    ROLLOUT_IS_LEVELS,
-    ImportanceWeights,
-    RolloutCorrection,
-    importance_weights,
-)
+from neoproto.algorithms.losses import POLICY_LOSSES, policy_loss
+from neoproto.algorithms.names import ROLLOUT_IS_LEVELS
+from neoproto.algorithms.policy_loss import PolicyLossInputs, PolicyLossOptions
+from neoproto.algorithms.rollout_correction import ImportanceWeights, RolloutCorrection, importance_weights
 from tests.neoproto.algorithms.batches import FAST, generator, poison, randn, random_mask, same, seeds
 
 ROWS, WIDTH, THRESHOLD = 5, 4, 2.0
@@ -161,13 +158,15 @@ def loss_and_gradient(
     leaf = rollout.clone().requires_grad_()
     result = policy_loss(
         mode,
-        log_probs_bt=leaf,
-        old_log_probs_bt=old,
-        advantages_bt=randn(generator(seed + 1), ROWS, WIDTH),
-        mask_bt=mask,
-        options=PolicyLossOptions(loss_agg_mode=aggregation),
-        denominators=LossDenominators.count(mask, WIDTH),
-        weights_bt=weights_bt,
+        PolicyLossInputs(
+            log_probs_bt=leaf,
+            old_log_probs_bt=old,
+            advantages_bt=randn(generator(seed + 1), ROWS, WIDTH),
+            mask_bt=mask,
+            denominators=LossDenominators.count(mask, WIDTH),
+            weights_bt=weights_bt,
+        ),
+        PolicyLossOptions(loss_agg_mode=aggregation),
     )
     result.loss.backward()
     assert leaf.grad is not None
@@ -240,13 +239,15 @@ def test_the_expected_gradient_over_rollouts_samples_is_that_over_the_policys_ow
         chance = sampler.sum(1, keepdim=True).exp()  # how often each response is drawn
         loss = policy_loss(
             "vanilla",
-            log_probs_bt=chosen(leaf),
-            old_log_probs_bt=old,
-            advantages_bt=advantages * chance,
-            mask_bt=mask,
-            options=PolicyLossOptions(loss_agg_mode="seq-mean-token-sum"),
-            denominators=LossDenominators.count(mask),
-            weights_bt=weights_bt,
+            PolicyLossInputs(
+                log_probs_bt=chosen(leaf),
+                old_log_probs_bt=old,
+                advantages_bt=advantages * chance,
+                mask_bt=mask,
+                denominators=LossDenominators.count(mask),
+                weights_bt=weights_bt,
+            ),
+            PolicyLossOptions(loss_agg_mode="seq-mean-token-sum"),
         ).loss
         return torch.autograd.grad(loss, leaf)[0]
 

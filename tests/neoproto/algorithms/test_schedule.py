@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neoproto.algorithms.schedule import LR_KINDS, lr_multiplier
+from neoproto.algorithms.names import LR_SCHEDULES
+from neoproto.algorithms.schedule import lr_multiplier
 
 
 @given(
     warmup=st.integers(0, 20),
     total=st.integers(1, 60),
-    kind=st.sampled_from(LR_KINDS),
+    kind=st.sampled_from(LR_SCHEDULES),
     min_ratio=st.sampled_from([0.0, 0.1, 1.0]),
 )
 def test_every_planned_step_learns_and_the_course_is_up_then_down(

@@ -83,7 +83,7 @@ def test_every_option_says_what_it_is() -> None:
         (
             "algorithm.adv_estimator",
             "gea",
-            "wanted 'gae', 'grpo', 'rloo', 'reinforce_plus_plus' or 'custom', got 'gea'",
+            "wanted 'gae', 'grpo', 'reinforce_plus_plus', 'rloo' or 'custom', got 'gea'",
         ),
         (
             "algorithm.rollout_correction.rollout_is_threshold",

@@ -1,0 +1,126 @@
+"""Folders of choices: what makes an entry, and that a new estimator is one new file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neoproto.choices import Choice, Choices
+
+ENTRY = 'from neoproto.choices import Choice\nCHOICE = Choice(name="{name}", about="{name} it is")\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An importable, empty folder `chosen`."""
+    folder = tmp_path / "chosen"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "chosen"]:
+        del sys.modules[name]
+
+
+def test_each_module_of_the_folder_is_an_entry(folder: Path) -> None:
+    for name in ("second", "first"):
+        (folder / f"{name}.py").write_text(ENTRY.format(name=name))
+    choices = Choices("chosen", Choice)
+    assert list(choices) == ["first", "second"]
+    assert choices["second"].about == "second it is"
+    assert choices.help == "first = first it is; second = second it is"
+    assert choices.get("third") is None
+    with pytest.raises(KeyError):
+        choices["third"]
+
+
+@pytest.mark.parametrize("text", ["", "CHOICE = 1\n", ENTRY.format(name="other")])
+def test_a_module_that_is_no_entry_of_its_name_is_named(folder: Path, text: str) -> None:
+    (folder / "one.py").write_text(text)
+    with pytest.raises(TypeError, match=r"chosen\.one: wanted CHOICE, a Choice named 'one', got"):
+        list(Choices("chosen", Choice))
+
+
+ONE_FILE = """
+from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions, Estimate, Estimator
+
+
+def centred(inputs: AdvantageInputs, options: AdvantageOptions) -> Estimate:
+    from neoproto.algorithms.groups import GroupScores
+
+    groups = GroupScores.of(inputs.rewards_bt, inputs.mask_bt, inputs.required("centred", "group_ids_b"))
+    return groups.onto_tokens(groups.scores_b - groups.mean_b(), inputs.rewards_bt, inputs.mask_bt)
+
+
+CHOICE = Estimator(
+    name="centred", about="against the mean", compute=centred, compares_samples=True, options=("gamma",)
+)
+"""
+
+DRIVE = """
+import json, sys
+import neoproto.algorithms.estimators as estimators
+estimators.__path__.append(sys.argv[1])
+
+from neoproto.config import AlgorithmConfig, load_config
+from neoproto.config.precedence import typed_wins
+from neoproto.errors import ConfigError
+
+def mapping(n, **algorithm):
+    rollout = {"rollout": {"n": n}}
+    return {"algorithm": {"adv_estimator": "centred", **algorithm}, "actor_rollout_ref": rollout}
+
+try:
+    load_config(mapping(1, truncated="bootstrap") | {"critic": {"enable": True}})
+    problems = []
+except ConfigError as error:
+    problems = list(error.problems)
+config = load_config(mapping(2))
+settled = typed_wins(mapping(2, truncated="bootstrap"), {"algorithm.adv_estimator"}, set())
+said = {
+    "problems": problems,
+    "torch": "torch" in sys.modules,
+    "roles": config.roles,
+    "help": AlgorithmConfig.model_fields["adv_estimator"].description,
+    "gamma": AlgorithmConfig.model_fields["gamma"].description,
+    "truncated": settled["algorithm"]["truncated"],
+}
+
+from neoproto.trainer.estimators import advantage_options, chosen_estimator, made_up_inputs
+
+advantages_bt, _ = chosen_estimator(config)(made_up_inputs(config), advantage_options(config))
+print(json.dumps(said | {"advantages": advantages_bt.tolist()}))
+"""
+
+
+def test_an_estimator_is_one_file(tmp_path: Path) -> None:
+    """From the configuration's checks to its numbers: nothing else is told of it."""
+    (tmp_path / "centred.py").write_text(ONE_FILE)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVE, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert [problem.partition(": ")[0] for problem in said["problems"]] == [
+        "actor_rollout_ref.rollout.n",
+        "algorithm.truncated",
+        "critic.enable",
+    ]
+    assert "algorithm.adv_estimator=centred compares the samples" in said["problems"][0]
+    assert said["roles"] == ["actor", "rollout"]
+    assert not said["torch"]
+    assert "centred = against the mean (compares the `rollout.n` samples of a prompt)" in said["help"]
+    assert said["gamma"].startswith("centred, gae")
+    assert said["truncated"] == "zero"
+    # Samples of 1, 2, 3 and 4 tokens in groups of two; every second is right.
+    assert said["advantages"] == [
+        [-0.5, 0.0, 0.0, 0.0],
+        [0.5, 0.5, 0.0, 0.0],
+        [-0.5, -0.5, -0.5, 0.0],
+        [0.5, 0.5, 0.5, 0.5],
+    ]

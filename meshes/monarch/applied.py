@@ -27,6 +27,7 @@ from meshes.common.machine import CACHE_VARIABLE, versions
 from meshes.monarch import sdk
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Node, Nodes, host_processes, python_path
 from meshes.monarch.stores import worker_command
+from neoproto.engines import monarch as engine
 from neoproto.errors import ConfigError
 from neoproto.runtime.backend import BackendOptions
 from neoproto.text import one_line
@@ -66,7 +67,7 @@ def load_applied_job() -> Any:
     Raises:
         ConfigError: there is none, it cannot be read, or it is no longer alive.
     """
-    from monarch._src.job.job import DEFAULT_JOB_PATH, job_load
+    from monarch.job import DEFAULT_JOB_PATH, job_load
 
     path = Path(DEFAULT_JOB_PATH).absolute()
     if not path.exists():
@@ -77,9 +78,9 @@ def load_applied_job() -> Any:
         raise ConfigError(
             f"{FIELD}: {path} cannot be read ({one_line(error)}); apply the job again"
         ) from error
-    running = job._running
     try:
-        alive = running is not None and running._is_running() and not _ended_hosts(running)
+        running = engine.applied_job(job)
+        alive = running is not None and not _ended_hosts(running)
     except Exception as error:
         raise ConfigError(f"{FIELD}: cannot tell if the job in {path} is alive: {one_line(error)}") from error
     if not alive:
@@ -150,7 +151,7 @@ class AppliedHosts:
         self._beside: Nodes | None = None
         self._guards: HostGuards | None = None
         self._env = {
-            **sdk.settings(),
+            **engine.settings(),
             **options.env,
             MARK: options.run_id,
             "PYTHONPATH": _import_path(),
@@ -167,7 +168,7 @@ class AppliedHosts:
 
         self._job = load_applied_job()
         try:
-            self._job._prepare_client_gateway()
+            engine.prepare_client(self._job)
             use_client_address()
         except Exception as error:
             raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {one_line(error)}") from error
@@ -227,7 +228,7 @@ class AppliedHosts:
 
     def _attach(self, clusters: dict[str, int]) -> None:
         try:
-            self._meshes = dict(self._job.state()._hosts)
+            self._meshes = engine.host_meshes(self._job, clusters)
         except Exception as error:
             raise ConfigError(f"{FIELD}: the job cannot be attached to: {one_line(error)}") from error
         check_meshes(clusters, _sizes(self._meshes))
@@ -332,8 +333,8 @@ def _sizes(meshes: Mapping[str, Any]) -> dict[str, int]:
 
 def _declared_sizes(job: Any) -> dict[str, int] | None:
     """Hosts of each mesh of a job that is not connected, where its class is one that is known."""
-    declared = getattr(job, "_meshes", None)
-    if not isinstance(declared, Mapping):
+    declared = engine.declared_meshes(job)
+    if declared is None:
         return None
     sizes = {}
     for name, one in declared.items():
@@ -344,7 +345,7 @@ def _declared_sizes(job: Any) -> dict[str, int] | None:
 
 def _ended_hosts(job: Any) -> bool:
     """Whether a process of a job on this machine has ended, though nobody has taken note of its end."""
-    return any(procs.state(one.pid) in ("Z", "X") for one in getattr(job, "_host_to_pid", {}).values())
+    return any(procs.state(pid) in ("Z", "X") for pid in engine.host_pids(job).values())
 
 
 def _own_address() -> str:

@@ -21,6 +21,8 @@ from meshes.common.stacks import read_stacks
 from meshes.monarch import ports, sdk
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHosts
 from meshes.monarch.stores import GlobalStore, StoreAccess, host_id, worker_command
+from neoproto.engines.monarch import ensure_context
+from neoproto.engines.monarch_ports import Address
 from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import (
     STORE_KEY,
@@ -346,7 +348,7 @@ class MonarchGroup:
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
-        self._addresses: list[ports.Address] = []
+        self._addresses: list[Address] = []
 
     def start(self, timeout_s: float) -> None:
         """Spawn processes and containers, and wait until all have said hello. Call it in `run_blocking`.
@@ -441,13 +443,13 @@ class MonarchGroup:
 
     def break_group(self, ranks: Sequence[int], reason: str) -> None:
         """Make containers refuse everything. Does not wait."""
-        sdk.ensure_context()
+        ensure_context()
         for rank in ranks:
             self._slice(rank).break_off.broadcast(reason)
 
     def fail_store(self, reason: str) -> None:
         """Make store operations of these processes fail. Does not wait."""
-        sdk.ensure_context()
+        ensure_context()
         for info in self._infos:
             self._slice(info.rank).store_failed.broadcast(reason)
 

@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 from monarch.actor import Actor, concurrent_endpoint, context
 
 from meshes.common.machine import machine_id
-from meshes.monarch import ports, sdk
+from meshes.monarch import ports
 from meshes.monarch.stores import ProcessStore, StoreAccess
+from neoproto.engines.monarch import pin_context
+from neoproto.engines.monarch_ports import Address
 from neoproto.runtime.attached import AttachedRuntime, attach_process
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus, WorkerExecutor
@@ -46,10 +48,10 @@ class ContainerSpec:
     public: bool
     log_dir: str
     attach: AttachSpec
-    requests: ports.Address
+    requests: Address
 
 
-def attach(spec: AttachSpec, rank: int, requests: ports.Address) -> AttachedRuntime:
+def attach(spec: AttachSpec, rank: int, requests: Address) -> AttachedRuntime:
     """Make this process a part of the run: what `current_runtime()` asks for goes to the root's port."""
 
     origin = Origin(key=spec.key, rank=rank)
@@ -68,7 +70,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
 
     def __init__(self, spec: ContainerSpec, store: StoreAccess) -> None:
         rank = context().actor_instance.rank.rank
-        sdk.pin_context()
+        pin_context()
         identity = WorkerIdentity(
             rank=rank,
             world_size=spec.nnodes * spec.processes_per_node,
@@ -86,14 +88,14 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         ports.calls().set_sink(self._take)
         self._runtime = attach(spec.attach, rank, spec.requests)
 
-    def _take(self, back: ports.Address, header: CallHeader, payload: bytes) -> None:
+    def _take(self, back: Address, header: CallHeader, payload: bytes) -> None:
         """Take a call off the port."""
         self._executor.accept(
             header, payload, lambda outcome: ports.send((header.call_id, self._rank, outcome), back)
         )
 
     @_endpoint
-    async def hello(self) -> tuple[ProcessInfo, ports.Address]:
+    async def hello(self) -> tuple[ProcessInfo, Address]:
         """Who and where this process is, and where it takes calls."""
         info = ProcessInfo(
             rank=self._rank,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from meshes.common.guardian import MARK
 from meshes.common.machine import CACHE_VARIABLE, inductor_cache, visible_gpus
 from meshes.monarch import sdk
+from neoproto.engines.monarch import host_pids
 
 MESH_PREFIX = "np-"
 """How the names of all meshes of a run begin, so that its faults are known by them."""
@@ -71,11 +72,11 @@ def host_processes(job: Any, keys: Mapping[str, str], *, ours: bool) -> list[Hos
     Args:
         keys: cluster -> the job's name for its mesh.
     """
-    pids = getattr(job, "_host_to_pid", {})
+    pids = host_pids(job)
     return [
-        HostProcess(cluster=cluster, node=int(number), pid=one.pid, ours=ours)
+        HostProcess(cluster=cluster, node=int(number), pid=pid, ours=ours)
         for cluster, key in keys.items()
-        for name, one in pids.items()
+        for name, pid in pids.items()
         if (number := name.removeprefix(f"{key}_")).isdigit() and name.startswith(f"{key}_")
     ]
 

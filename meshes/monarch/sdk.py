@@ -1,6 +1,6 @@
-"""The few places where Monarch is touched with care: environment, terminal output, contexts, futures.
+"""The few places where Monarch is touched with care: its client, terminal output, futures, the program's end.
 
-Import this before anything of Monarch's: the environment below is read once, when Monarch is first imported.
+Import this before anything of Monarch's: what it registers for the end of the program has to come first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 from meshes.common import procs
 from meshes.common.guards import Guardian
 from meshes.common.machine import can_be_written, monarch_log, unmade_folder
+from neoproto.engines import monarch as engine
+from neoproto.engines.monarch import ensure_context
 from neoproto.errors import ConfigError, RuntimeClosed
 from neoproto.files import named_errors
 from neoproto.runtime.logfile import LogFileHandler
@@ -32,18 +34,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_SETTINGS = {
-    # A dead process is then noticed within 2 s instead of 10.
-    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
-    # A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
-    "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE": "120s",
-    "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": "120s",
-    "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "120s",
-    # TorchStore warns on the terminal if it is not set when it is imported; 10 GiB is the value it asks for.
-    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(10 * 1024**3),
-}
-for _name, _value in _SETTINGS.items():
-    os.environ.setdefault(_name, _value)
 _LOG_IS_PRINTED = not can_be_written(monarch_log())
 """Monarch's own log, hundreds of lines: its file is another user's. Users without a name share one."""
 if _LOG_IS_PRINTED:
@@ -75,13 +65,8 @@ if "monarch" not in sys.modules:
     # What is registered first runs last: after Monarch's own shutdown, which importing Monarch registers.
     atexit.register(_wait_for_monarch_threads)
 
-_pinned: Any = None
+_client_started = False
 _lock = threading.Lock()
-
-
-def settings() -> dict[str, str]:
-    """What Monarch reads of the environment here, for processes that do not inherit it."""
-    return {name: os.environ[name] for name in _SETTINGS}
 
 
 def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> None:
@@ -94,23 +79,23 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
         first: done every time, before a client is made: says how it is reached, and raises if there is one
             that is reached otherwise.
     """
-    global _pinned
+    global _client_started
     with _lock:
-        if _pinned is not None:
+        if _client_started:
             first()
             return
-        from monarch.actor import context
-
-        if client_exists():
+        if engine.client_exists():
             first()
-            _pinned = context()
+            engine.pin_context(client=True)
+            _client_started = True
             return
         client_dir = _make_client_dir()
         with held_signals():
             with quiet_terminal(log_path), _environment("TMPDIR", client_dir):
                 first()
                 with _panics_said():
-                    _pinned = context()
+                    engine.pin_context(client=True)
+            _client_started = True
             atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
 
 
@@ -139,28 +124,6 @@ def _shut_down_client() -> None:
     quiet = quiet_terminal(Path(os.devnull)) if _LOG_IS_PRINTED else contextlib.nullcontext()
     with contextlib.suppress(TimeoutError), quiet:
         shutdown_context(host_timeout=0.3).get(timeout=EXIT_WAIT_S)
-
-
-def pin_context() -> None:
-    """In an actor's process: remember the actor's context, for threads that were started without one."""
-    global _pinned
-    from monarch.actor import context
-
-    _pinned = context()
-
-
-def ensure_context() -> None:
-    """Give this thread the pinned context if it has none: `context()` would boot a second root client."""
-    from monarch._src.actor.actor_mesh import _context, _set_context
-
-    if _context.get() is None and _pinned is not None:
-        _set_context(_pinned)
-
-
-def pinned_instance() -> Any:
-    """The actor instance of the pinned context: what this process's own messages are sent from."""
-    assert _pinned is not None, "start_client or pin_context comes first"
-    return _pinned.actor_instance
 
 
 def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T:
@@ -259,7 +222,7 @@ class LogFile:
         self._handler = LogFileHandler(path)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         self._before: list[tuple[logging.Logger, list[logging.Handler], bool]] = []
-        for name in ("monarch", "monarch._src.job.job", "meshes", "neoproto.runtime"):
+        for name in ("monarch", engine.JOB_LOGGER, "meshes", "neoproto.runtime"):
             one = logging.getLogger(name)
             self._before.append((one, list(one.handlers), one.propagate))
             one.handlers = [self._handler]
@@ -283,13 +246,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def client_exists() -> bool:
-    """Whether this process has a root client of Monarch's: workers have none."""
-    from monarch._src.actor.actor_mesh import _client_context
-
-    return _client_context.try_get() is not None
 
 
 @functools.cache  # a start that was refused may be tried again

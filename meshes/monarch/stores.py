@@ -24,6 +24,7 @@ from meshes.common.bootstrap import LOG_VARIABLE
 from meshes.common.guardian import marked_processes
 from meshes.monarch import sdk
 from meshes.monarch.jobs import Nodes
+from neoproto.engines import monarch as engine
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.backend import ProcessInfo
 
@@ -219,9 +220,7 @@ def host_id(cluster: str, node: int, first_cluster: str = "") -> str:
 
 def worker_command(log_path: Path, env: Mapping[str, str]) -> Any:
     """How to start a process whose output goes to `log_path`. It has its host's environment, and `env`."""
-    from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
-
     base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
     # -P: what lies in the folder that the host was started in is nothing to import.
     arguments = ["-P", "-m", "neoproto", "meshes.common.bootstrap"]
-    return BootstrapCommand(sys.executable, None, arguments, {**base, **env})
+    return engine.bootstrap_command(sys.executable, arguments, {**base, **env})

@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto.user_code": _layers("errors", "files", "neighbours", "text"),
     "neoproto.tables": _layers("text"),
     "neoproto.config": _layers("errors", "text", "choices", "algorithms"),
-    "neoproto.store": _layers("errors"),
+    "neoproto.engines": _layers("errors"),
+    "neoproto.store": _layers("engines", "errors"),
     "neoproto.data": _layers("errors", "files", "text", "store", "tables"),
     "neoproto.weights": _layers("errors", "store", "trace"),
     "neoproto.algorithms": _layers("errors", "choices"),
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "algorithms",
         "trace",
     ),
-    "meshes": _layers("packages", "errors", "files", "text", "config", "store", "data", "runtime"),
+    "meshes": _layers("engines", "packages", "errors", "files", "text", "config", "store", "data", "runtime"),
     "actors": _layers(
         "packages",
         "errors",
@@ -80,7 +81,7 @@ ONLY_NAMES: dict[tuple[str, str], frozenset[str]] = {
 }
 # Package -> the only layers that may import it. Benchmarks measure against the bare thing, side by side.
 ONLY_IN: dict[str, frozenset[str]] = {
-    "monarch": frozenset({"meshes", "actors", "neoproto.store", "scripts"}),
+    "monarch": frozenset({"meshes", "actors", "neoproto.engines", "neoproto.store", "scripts"}),
     "torchstore": frozenset({"neoproto.store"}),
     "vllm": frozenset({"actors"}),
 }

@@ -20,7 +20,7 @@ import pytest
 
 from meshes.common.guardian import marked_processes
 from tests.meshes.applied import MONARCH, ROOT
-from tests.neoproto.store.test_two_networks_live import networks
+from tests.neoproto.store.torchstore.test_two_networks_live import networks
 
 pytestmark = pytest.mark.live
 

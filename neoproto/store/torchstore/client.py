@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._src.actor.actor_mesh import _client_context, _context
 from monarch.actor import context
 
+from neoproto.engines.monarch import has_context
 from neoproto.errors import KeyMissing, StoreError
 from neoproto.store.base import (
     KeyOrRef,
@@ -103,7 +103,7 @@ class StoreClient:
             StoreError: Monarch's context is not there.
         """
         global _home
-        if _context.get() is None and _client_context.try_get() is None:
+        if not has_context():
             raise StoreError(f"store {spec.name!r}: attach where Monarch's context is")
         context()
         volume = host_id if spec.strategy == "host" else f"{host_id}:{local_rank or 0}"

@@ -11,13 +11,12 @@ directory whose store has closed answers for the next one, and the closed name l
 
 from __future__ import annotations
 
-import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
-from monarch._src.actor.proc_mesh import _ControllerController
 from monarch.actor import Actor, endpoint, get_or_spawn_controller
 
+from neoproto.engines.monarch import rename_controller
 from neoproto.errors import StoreClosed
 
 if TYPE_CHECKING:
@@ -65,22 +64,15 @@ async def open_directory(name: str, *places: Any) -> Any:
     if directory is None:
         return await get_or_spawn_controller(name, Directory, name, *places)
     await directory.open.call_one(name, *places)
-    _rename(name, directory)
+    rename_controller(name, directory)
     return directory
 
 
 async def close_directory(name: str, directory: Any) -> None:
-    """Have the store's directory refuse, and keep it for the next store."""
+    """Have the store's directory refuse, and keep it for the next store if it can be renamed then."""
     await directory.close.call_one()
     refusing = await get_or_spawn_controller(_CLOSED, Directory, "of an earlier run")
-    _rename(name, refusing)
+    if not rename_controller(name, refusing):
+        return
     with _lock:
         _idle.append(directory)
-
-
-def _rename(name: str, directory: Any) -> None:
-    """Let `get_or_spawn_controller(name)` lead to this actor. To be removed when Monarch can stop one."""
-    # Not all objects: a list of them would keep what another thread is ending, and end it on this one.
-    for item in gc.get_referrers(_ControllerController):
-        if type(item) is _ControllerController:
-            item._controllers[name] = directory

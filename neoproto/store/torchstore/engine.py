@@ -14,23 +14,24 @@ hundreds of megabytes, in every process.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-# TorchStore sets this itself, with a banner, if it is not set when it is imported.
-os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
+import neoproto.engines.monarch  # noqa: F401 - first: it sets the environment that Monarch reads when imported
+
+# isort: split
 
 from monarch.actor import Actor, current_rank, endpoint
 
+from neoproto.engines.monarch_ports import Address
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import Location, ObjectRef
 from neoproto.store.shm import Reservation, remove_files
 from neoproto.store.torchstore.client import StoreClient
 from neoproto.store.torchstore.directory import close_directory, open_directory
 from neoproto.store.torchstore.rdma import RdmaOffers, available
-from neoproto.store.torchstore.rpc import Address, RpcServer
+from neoproto.store.torchstore.rpc import RpcServer
 from neoproto.store.volume import VolumeContents, VolumeOptions, volume_ids
 from neoproto.store.wire import (
     DeletedValue,

@@ -16,12 +16,13 @@ What it adapts, and until when:
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
-# TorchStore sets this itself, with a banner, if it is not set when it is imported.
-os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "910737418240")
+# First: it sets what TorchStore, when it is imported, would set itself, with a banner.
+from neoproto.engines.monarch import endpoint_method
+
+# isort: split
 
 import torch
 from torchstore.client import LocalClient
@@ -121,7 +122,7 @@ class StockIndex(Controller):
         if ours is not None:
             kind = ObjectType.TENSOR if ours.info.kind == "tensor" else ObjectType.OBJECT
             return {ours.volume: StorageInfo(object_type=kind, tensor_slices={None})}
-        located: dict[str, StorageInfo] = Controller.locate_volumes._method(self, key)
+        located: dict[str, StorageInfo] = endpoint_method(Controller.locate_volumes)(self, key)
         return located
 
     def on_put(self, key: str, request: Any, volume_id: str) -> None:
@@ -129,11 +130,11 @@ class StockIndex(Controller):
         known = self.keys_to_storage_volumes.get(key, {}).values()
         if request.tensor_slice is None or any(i.object_type != ObjectType.TENSOR_SLICE for i in known):
             self.keys_to_storage_volumes.pop(key, None)
-        Controller.notify_put._method(self, key, request, volume_id)
+        endpoint_method(Controller.notify_put)(self, key, request, volume_id)
 
     def on_delete(self, key: str, volume_id: str) -> None:
         """Something is deleted."""
-        Controller.notify_delete._method(self, key, volume_id)
+        endpoint_method(Controller.notify_delete)(self, key, volume_id)
 
 
 def stock_client(placement: StockStrategy) -> Any:

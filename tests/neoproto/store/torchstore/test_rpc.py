@@ -1,4 +1,4 @@
-"""Calls past endpoints, on mailboxes of one process: a thread each, and everything pickled, but no actors."""
+"""Calls past endpoints, on inboxes of one process: a thread each, and everything pickled, but no actors."""
 
 import asyncio
 import pickle
@@ -13,24 +13,24 @@ from neoproto.store.torchstore import rpc as line
 from neoproto.store.torchstore.rpc import RpcClient, RpcServer
 
 
-class Mailbox:
-    known: ClassVar[dict[bytes, "Mailbox"]] = {}
+class Inbox:
+    known: ClassVar[dict[bytes, "Inbox"]] = {}
 
     def __init__(self, name, sink):
         self.address, self.sink, self.messages = name.encode(), sink, queue.SimpleQueue()
-        Mailbox.known[self.address] = self
+        Inbox.known[self.address] = self
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self):
         while message := pickle.loads(self.messages.get()):
             self.sink(*message)
 
-    def send(self, address, message):
-        if address in Mailbox.known:
-            Mailbox.known[address].messages.put(pickle.dumps(message))
+    def send(self, message, address):
+        if address in Inbox.known:
+            Inbox.known[address].messages.put(pickle.dumps(message))
 
-    def end(self):
-        self.send(self.address, ())
+    def close(self):
+        self.send((), self.address)
 
 
 async def endless():
@@ -55,7 +55,7 @@ class Methods:
 @pytest.fixture
 def talk(monkeypatch):
     """Runs a coroutine function with a caller and a switchboard."""
-    monkeypatch.setattr(line, "_Mailbox", Mailbox)
+    monkeypatch.setattr(line, "Inbox", Inbox)
     monkeypatch.setattr(line, "_PATIENCE_S", 0.05)
 
     def run(body):
@@ -73,7 +73,7 @@ def talk(monkeypatch):
             finally:
                 assert caller._waiting == {}
                 caller.close()
-                board._mailbox.end()
+                board._inbox.close()
 
         return asyncio.run(main())
 

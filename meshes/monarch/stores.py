@@ -29,7 +29,8 @@ from neoproto.errors import RuntimeClosed
 from neoproto.runtime.backend import ProcessInfo
 
 if TYPE_CHECKING:
-    from neoproto.store.torchstore.engine import StoreClient, StoreSpec
+    from neoproto.store.torchstore.client import StoreClient
+    from neoproto.store.torchstore.engine import StoreSpec
 
 INDEX_LOG = "index.log"
 
@@ -72,6 +73,7 @@ class GlobalStore:
         """
         # Imported here, by whoever can be interrupted: a helper that is still at it when the interpreter ends
         # takes the program down.
+        import neoproto.store.torchstore.client
         import neoproto.store.torchstore.engine  # noqa: F401
 
         client = sdk.run_blocking(
@@ -83,7 +85,8 @@ class GlobalStore:
     async def _start(self, hosts: Nodes, beside_controller: Nodes, ranks_per_host: int) -> StoreClient:
         from neoproto.store import set_process_store
         from neoproto.store.shm import store_prefix
-        from neoproto.store.torchstore.engine import StoreClient, StoreServer
+        from neoproto.store.torchstore.client import StoreClient
+        from neoproto.store.torchstore.engine import StoreServer
 
         self._guard_shm(store_prefix(self._name))
         count = 1 if self._strategy == "host" else ranks_per_host
@@ -203,7 +206,7 @@ class ProcessStore:
                 self._client.fail(reason)
 
     def _attach(self) -> StoreClient:
-        from neoproto.store.torchstore.engine import StoreClient
+        from neoproto.store.torchstore.client import StoreClient
 
         assert self._access.spec is not None
         return StoreClient.attach(

@@ -16,12 +16,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from neoproto.errors import StoreClosed
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -121,30 +124,73 @@ def _make_ref(
 KeyOrRef = str | ObjectRef
 
 
-class StoreFuture(Generic[T]):
-    """A store operation under way. Await it on any event loop, or wait for `result` on any thread."""
+class StoreFuture(concurrent.futures.Future[T]):
+    """A store operation under way: a future of `concurrent.futures` that any event loop can await, too.
 
-    def __init__(self, future: concurrent.futures.Future[T]) -> None:
-        self._future = future
-
-    def result(self, timeout: float | None = None) -> T:
-        """Wait for the value.
-
-        Args:
-            timeout: seconds; the operation goes on when they are over.
-
-        Raises:
-            TimeoutError: `timeout` passed first.
-            StoreError: the operation failed.
-        """
-        return self._future.result(timeout)
-
-    def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
-        return self._future.done()
+    The operation continues when a `result(timeout)` was not waited for to the end.
+    """
 
     def __await__(self) -> Generator[Any, None, T]:
-        return asyncio.wrap_future(self._future).__await__()
+        return asyncio.wrap_future(self).__await__()
+
+
+class OpenValues(Protocol):
+    """Memory of values that are being written."""
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """One a value, uint8 [nbytes], on the CPU. Not to be used after `close`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory. Closing twice is harmless."""
+        ...
+
+
+class UnsealedValues(OpenValues, Protocol):
+    """Values that are written and cannot be read yet. Ends with `seal` or `abort`."""
+
+    @property
+    def handles(self) -> Sequence[Any]:
+        """What other processes that share the memory open the values with, picklable."""
+        ...
+
+    def seal(self) -> list[ObjectRef]:
+        """Make the values readable, all of them or none; nobody writes into them any more.
+
+        Raises:
+            StoreError: the store did not take note of them; nothing of them remains.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class InPlaceWriter(Protocol):
+    """Makes values in the store's own memory, which saves the copy of a put: create, write, seal."""
+
+    @property
+    def volume(self) -> str:
+        """The volume whose host's processes can open the values."""
+        ...
+
+    def create(self, sizes: Mapping[str, int]) -> UnsealedValues:
+        """Reserve memory for values, tensors of bytes: key -> bytes, each > 0.
+
+        Raises:
+            StoreFull: they do not fit; nothing is reserved.
+        """
+        ...
+
+    def open(self, handles: Sequence[Any]) -> OpenValues:
+        """Open what another process of the host created.
+
+        Raises:
+            StoreError: it was taken back meanwhile.
+        """
+        ...
 
 
 class ObjectStore(Protocol):
@@ -255,6 +301,14 @@ class ObjectStore(Protocol):
         """Delete many values. All that exist are deleted even if one is missing."""
         ...
 
+    def in_place(self) -> InPlaceWriter | None:
+        """What writes values in place; None if this process cannot write to the store's memory."""
+        ...
+
+    def maps(self, ref: ObjectRef) -> bool:
+        """Whether the value lies in memory that this process can map: getting it copies nothing."""
+        ...
+
     def stats(self, *, run: bool = False) -> dict[str, int]:
         """Counters by name: what this process did; with `run`, what the store holds and all processes did."""
         ...
@@ -322,6 +376,11 @@ def store_of(ref: ObjectRef) -> ObjectStore:
     if store is None:
         raise StoreClosed(f"{ref.key!r} is in store {ref.store!r}, to which this process is not attached")
     return store
+
+
+def new_generation() -> int:
+    """A number that no other value has: 63 random bits, never 0 for all practical purposes."""
+    return int.from_bytes(os.urandom(8)) >> 1
 
 
 def fresh_key(prefix: str = "object") -> str:

@@ -9,13 +9,13 @@ unset. So every task here runs in a copy of the context in which the loop was ma
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextvars
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from neoproto.errors import StoreClosed, StoreError
+from neoproto.store.base import StoreFuture
 
 T = TypeVar("T")
 
@@ -34,14 +34,14 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> StoreFuture[T]:
         """Run a coroutine on the loop; does not wait.
 
         Raises:
             StoreClosed: the loop is closed.
             StoreError: `fail` was called.
         """
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future: StoreFuture[T] = StoreFuture()
         with self._lock:
             if self._failed is not None and not self._closed:
                 work.close()
@@ -75,7 +75,7 @@ class LoopThread:
         if not self.is_current:
             self._thread.join(timeout_s)
 
-    def _begin(self, work: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, T], future: StoreFuture[T]) -> None:
         if not future.set_running_or_notify_cancel():
             work.close()
             return
@@ -83,7 +83,7 @@ class LoopThread:
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._finish(done, future))
 
-    def _finish(self, task: asyncio.Task[T], future: concurrent.futures.Future[T]) -> None:
+    def _finish(self, task: asyncio.Task[T], future: StoreFuture[T]) -> None:
         self._tasks.discard(task)
         if task.cancelled() and self._failed is not None:
             future.set_exception(StoreError(self._failed))

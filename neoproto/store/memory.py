@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +66,13 @@ class MemoryStore:
     ) -> Any:
         return self._run(blocking, lambda: self._delete(keys, missing_ok))
 
+    def in_place(self) -> None:
+        """None: values are kept encoded."""
+
+    def maps(self, ref: ObjectRef) -> bool:
+        """Never: a get copies."""
+        return False
+
     def stats(self, *, run: bool = False) -> dict[str, int]:
         """See `ObjectStore.stats`; there is one process, so both are the same."""
         found = [ref for ref, _ in self._values.values()]
@@ -88,7 +94,7 @@ class MemoryStore:
         forget_client(self)
 
     def _run(self, blocking: bool, operation: Callable[[], Any]) -> Any:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: StoreFuture[Any] = StoreFuture()
         try:
             with self._lock:
                 if self._closed:
@@ -97,7 +103,7 @@ class MemoryStore:
                 future.set_result(operation())
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for the future
             future.set_exception(error)
-        return future.result() if blocking else StoreFuture(future)
+        return future.result() if blocking else future
 
     def _put(self, named: list[tuple[str, Any]]) -> list[ObjectRef]:
         refs = []

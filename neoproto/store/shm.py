@@ -333,7 +333,8 @@ MAP_BYTES = 128 << 10
 _WIDE_BYTES = 1024
 """Rows of at least this size are copied one by one: mapped afresh, each costs a page fault, which is more."""
 _ALIGN = 64
-_KNOWN_SEGMENTS = 64
+_KNOWN_SEGMENTS = 4096
+"""Mappings a process keeps of one volume's segments: all that a publisher of weights writes into."""
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -379,7 +380,7 @@ class SharedVolume:
         """How many values this process has mapped, which keep their segments from being reused."""
         return len(self._mappings)
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------
 
     def read(self, ref: ObjectRef, rows: Rows | None = None) -> Any:
         """A value of this volume, or some of its rows, for the caller to keep and change.
@@ -439,7 +440,7 @@ class SharedVolume:
             if not try_lock(fd, exclusive=False):
                 raise self._gone(ref)
             self._check(ref, location)
-            memory = self.shared(location.segment)
+            memory = self.known_mapping(location.segment)
             if memory is None:
                 data = _read_rows(fd, location.offset, index, width)
             else:
@@ -478,7 +479,7 @@ class SharedVolume:
     def _gone(self, ref: ObjectRef) -> StoreError:
         return StoreClosed(f"store {ref.store!r} is closed") if self._table.closed else _missing(ref)
 
-    # -- writing ------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------
 
     def open_writer(self, reservation: Reservation) -> SegmentWriter:
         """Begin to write into a reservation.
@@ -503,25 +504,36 @@ class SharedVolume:
         for slot, generation in zip(slots, generations, strict=True):
             self._table.words[slot] = generation
 
-    def shared(self, segment: str) -> Bytes | None:
-        """A mapping of a segment met before; to use under a lock. With a new one, calls are quicker."""
+    def known_mapping(self, segment: str) -> Bytes | None:
+        """`mapping`, of a segment met before; None of a new one: calls are quicker than its page faults."""
         with self._known_lock:
-            if segment not in self._known:
-                self._known[segment] = None
-                if len(self._known) > _KNOWN_SEGMENTS:
-                    self._known.popitem(last=False)
-                return None
-            self._known.move_to_end(segment)
-            memory = self._known[segment]
+            met = segment in self._known
+            if not met:
+                self._remember(segment, None)
+        return self.mapping(segment) if met else None
+
+    def mapping(self, segment: str) -> Bytes:
+        """A segment's memory, mapped once and kept: its pages are there when it is used again.
+
+        It keeps no lock, so it may be used only while its user holds one on the segment.
+        """
+        with self._known_lock:
+            memory = self._known.get(segment)
             if memory is None:
-                # Through a file opened anew: a mapping would keep the lock of the writer's.
+                # Through a file opened again: the mapping would keep the lock of the caller's.
                 fd = os.open(path_of(segment), os.O_RDWR | os.O_CLOEXEC)
                 try:
                     memory = map_shared(fd, os.fstat(fd).st_size)
                 finally:
                     os.close(fd)
-                self._known[segment] = memory
+            self._remember(segment, memory)
             return memory
+
+    def _remember(self, segment: str, memory: Bytes | None) -> None:
+        self._known[segment] = memory
+        self._known.move_to_end(segment)
+        if len(self._known) > _KNOWN_SEGMENTS:
+            self._known.popitem(last=False)
 
 
 class SegmentWriter:
@@ -552,7 +564,7 @@ class SegmentWriter:
         offsets, total = layout(location.sizes)
         memory = None
         if total >= MAP_BYTES:
-            memory = self._volume.shared(self.reservation.segment)
+            memory = self._volume.known_mapping(self.reservation.segment)
         for offset, part in zip(offsets, parts, strict=True):
             start = location.offset + offset
             if memory is None:

@@ -1,10 +1,10 @@
 """What a volume holds of our clients: values and leases on them, and the segments that their bytes are in.
 
-local client:   reserve ──> (it copies) ──> commit            read: not at all, see `shm`
-remote client:  keep (bytes in the message)                    read (bytes in the reply)
-both:           drop ──> freed now, or when the last lease ends
+local client:   reserve ──> (it copies) ──> commit            get: not at all, see `shm`
+remote client:  put (bytes in the message)                     get (bytes in the reply)
+both:           delete ──> freed now, or when the last lease ends
 
-segments:       reserve ──> Reservation ──(the writer copies)──> commit ──> live ──free──> idle ──reserve──> …
+segments:       reserve ──> Reservation ──(the writer copies)──> fulfil ──> live ──free──> idle ──reserve──> …
                               └──writer gone──> retire
 
 All methods run on the volume's event loop. Only `SegmentPool` creates, reuses and removes segments.
@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neoproto.errors import KeyMissing, StoreError, StoreFull
-from neoproto.store.base import Location, ObjectRef, Rows, ValueInfo
+from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
+from neoproto.store.base import Location, ObjectRef, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.counters import REPORTED
 from neoproto.store.shm import (
@@ -44,7 +44,7 @@ from neoproto.store.shm import (
     try_lock,
     volume_prefix,
 )
-from neoproto.store.wire import SentValue, ValueReply, ValueRequest
+from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -85,21 +85,24 @@ class _Held:
 
 
 class VolumeContents:
-    """The values of one volume. All methods run on the volume's event loop.
+    """The values of one volume, ours and none of stock clients. All methods run on the volume's event loop.
 
     Attributes:
         prefix: of its files in shared memory; "" if it has none.
         newest: key -> generation, of the values stock clients see.
+        forget_stock: forgets the value that a stock client put under a key, if there is one.
     """
 
     def __init__(self, options: VolumeOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = options.store, clock
         self._held: dict[tuple[str, int], _Held] = {}
         self.newest: dict[str, int] = {}
+        self.forget_stock: Callable[[str], object] = lambda key: None
         self._leases: dict[tuple[str, int], dict[str, float]] = {}
         self._dropped: set[tuple[str, int]] = set()
         self._bytes_in = self._bytes_out = 0
-        self._reports: dict[str, dict[str, int]] = {}
+        self._client_stats: dict[str, dict[str, int]] = {}
+        self._closed = False
         self.prefix = ""
         self._owner: Owner | None = None
         if options.shared_memory:
@@ -113,6 +116,7 @@ class VolumeContents:
             logger.warning("removed what the dead owner of %s left in shared memory", prefix)
         prefix = volume_prefix(options.store)
         limit = options.limit_bytes or default_limit() // options.volumes_on_host
+        # The owner's lock first: a sweep in another process removes files whose owner file nobody has locked.
         self._owner = Owner.claim(prefix)
         self._table = Table.create(prefix)
         spill = Spill.into(tempfile.gettempdir(), options.volumes_on_host) if options.spill else None
@@ -120,19 +124,25 @@ class VolumeContents:
         self._memory = SharedVolume(prefix, self._table)
         self.prefix = prefix
 
-    # -- writing ------------------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the store is closed")
+
+    # -- put: a local client reserves, writes and commits, another one sends the bytes ---------------------
 
     async def reserve(
         self, wanted: Sequence[tuple[int, int]], retired: Sequence[int] = ()
     ) -> list[Reservation]:
-        """Reservations for (bytes, number of values) each: all of them, or none.
+        """Reserve memory for (bytes, number of values) each: all of them, or none.
 
         Args:
             retired: reservations that the caller is done with.
 
         Raises:
             StoreFull: they do not fit.
+            StoreClosed: after `close`, as in all methods that put or read.
         """
+        self._check_open()
         for token in retired:
             self._pool.retire(token)
         self._expire()
@@ -146,65 +156,75 @@ class VolumeContents:
             raise
         return reservations
 
-    def commit(self, tokens: Sequence[int], refs: Sequence[ObjectRef]) -> None:
-        """Take note of values whose bytes are in location.
+    def commit(self, tokens: Sequence[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
+        """Keep values that are in place and sealed.
+
+        Args:
+            tokens: the reservation of each.
+            packed: the references to them; see `wire.pack`.
+            report: see `record_client_stats`.
 
         Raises:
             StoreError: a reservation was taken back.
         """
-        for token, ref in zip(tokens, refs, strict=True):
+        self._check_open()
+        self.record_client_stats(report)
+        for token, ref in zip(tokens, unpack(packed), strict=True):
             assert ref.location is not None
-            if not self._pool.commit(token, [(ref.location.slot, ref.generation)]):
-                self._note(ref.key, ref.generation, _Held(ref.info, ref.location, ()))
+            if self._pool.fulfil(token, ref.location.slot, ref.generation):
+                self._add(ref.key, ref.generation, _Held(ref.info, ref.location, ()))
 
-    async def keep(self, sent: Sequence[SentValue]) -> list[Location | None]:
-        """Keep values whose bytes came in a message: all of them, or none.
+    async def put(
+        self, sent: Sequence[SentValue], report: tuple[str, dict[str, int]]
+    ) -> list[Location | None]:
+        """Keep values whose bytes came in a message: all of them, or none. Returns where each is.
 
         Raises:
             StoreFull: they do not fit.
         """
-        places: list[Location | None] = [None] * len(sent)
+        self._check_open()
+        self.record_client_stats(report)
+        locations: list[Location | None] = [None] * len(sent)
         if self.prefix and sent:
             sizes = [[part.size for part in one.parts] for one in sent]
             (reservation,) = await self.reserve([(total_bytes(sizes), len(sent))])
             writer = self._memory.open_writer(reservation)
-            placed: list[tuple[int, int]] = []
             for at, one in enumerate(sent):
-                location = places[at] = writer.allocate(sizes[at])
+                location = locations[at] = writer.allocate(sizes[at])
                 writer.write(location, one.parts)
                 self._memory.seal([location.slot], [one.generation])
-                placed.append((location.slot, one.generation))
+                self._pool.fulfil(reservation.token, location.slot, one.generation)
             writer.close()
-            self._pool.commit(reservation.token, placed)
-        for one, kept in zip(sent, places, strict=True):
+        for one, kept in zip(sent, locations, strict=True):
             parts = one.parts if kept is None else ()
-            self._note(one.key, one.generation, _Held(one.info, kept, parts))
-        return places
+            self._add(one.key, one.generation, _Held(one.info, kept, parts))
+        return locations
 
     def record_client_stats(self, report: tuple[str, dict[str, int]]) -> None:
-        """Take note of what a client has done so far."""
+        """Keep what a client has done so far: its id, and `REPORTED` counters."""
         client, counts = report
-        self._reports[client] = counts
+        self._client_stats[client] = counts
 
-    def _note(self, key: str, generation: int, held: _Held) -> None:
+    def _add(self, key: str, generation: int, held: _Held) -> None:
         self._held[key, generation] = held
         self.newest[key] = generation
+        self.forget_stock(key)
         self._bytes_in += held.info.nbytes
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- get: by message; local clients read the shared memory themselves ----------------------------------
 
-    def read(self, wanted: ValueRequest) -> ValueReply:
+    def get(self, wanted: ValueRequest) -> ValueReply:
         """A value's bytes, or those of some rows, to be sent."""
+        self._check_open()
         found = self._held.get((wanted.key, wanted.generation))
         if found is None:
             return ValueReply(problem="missing")
         info = found.info
         try:
-            if wanted.rows is None:
-                parts = self._parts(wanted.key, wanted.generation)
-            else:
-                rows: Rows = check_rows(info, wanted.rows, wanted.key)
-                info, parts = self._rows(wanted, found, rows)
+            rows = None if wanted.rows is None else check_rows(info, wanted.rows, wanted.key)
+            parts = found.parts or self._memory.parts(self._ref(wanted.key, wanted.generation, found))
+            if rows is not None:
+                info, parts = select_rows(info, parts, rows)
         except ValueError as error:
             return ValueReply(problem=str(error))
         self._bytes_out += info.nbytes
@@ -232,14 +252,15 @@ class VolumeContents:
             location=held.location,
         )
 
-    def _parts(self, key: str, generation: int) -> Parts:
-        held = self._held[key, generation]
-        return held.parts or self._memory.parts(self._ref(key, generation, held))
+    # -- delete, and what holds it up ----------------------------------------------------------------------
 
-    def _rows(self, wanted: ValueRequest, held: _Held, rows: Rows) -> tuple[ValueInfo, Parts]:
-        return select_rows(held.info, self._parts(wanted.key, wanted.generation), rows)
-
-    # -- deleting, and what holds it up ---------------------------------------------------------------------
+    def delete(self, values: Sequence[DeletedValue]) -> None:
+        """Forget values; those that are gone already are ignored. Generation 0 is one of a stock client."""
+        for value in values:
+            if value.generation == 0:
+                self.forget_stock(value.key)
+            else:
+                self.drop(value.key, value.generation, value.slot)
 
     def drop(self, key: str, generation: int, slot: int = 0) -> None:
         """Forget a value, now or when its last lease ends. One that is gone already is ignored."""
@@ -251,25 +272,28 @@ class VolumeContents:
         elif (key, generation) in self._held:
             self._free(key, generation)
         elif slot and self.prefix:
-            self._pool.frees_value(slot, generation)
+            # Announced and not committed: the writer's commit comes later, or never.
+            self._pool.free_uncommitted(slot, generation)
 
     def lease(self, key: str, generation: int, holder: str, seconds: float) -> None:
-        """Hold up a value's deletion for so long, or longer than said before.
+        """Hold up a value's deletion for so long, or longer than said before; 0 seconds end the lease.
+
+        Leases are judged by this clock alone, so that clocks of hosts need not agree.
 
         Raises:
             KeyMissing: it is gone, or deleted and this holder's lease is over.
         """
-        self._expire()
+        self._check_open()
         value = (key, generation)
+        if seconds <= 0:
+            self._leases.get(value, {}).pop(holder, None)
+            self._expire()
+            return
+        self._expire()
         renewed = holder in self._leases.get(value, {})
         if value not in self._held or (value in self._dropped and not renewed):
             raise KeyMissing(f"{key!r} is not in store {self._store!r}")
         self._leases.setdefault(value, {})[holder] = self._clock() + seconds
-
-    def end_lease(self, key: str, generation: int, holder: str) -> None:
-        """Let go; a lease that is over already is ignored."""
-        self._leases.get((key, generation), {}).pop(holder, None)
-        self._expire()
 
     def _expire(self) -> None:
         now = self._clock()
@@ -287,7 +311,7 @@ class VolumeContents:
         if held is not None and held.location is not None:
             self._pool.free(held.location.slot)
 
-    # -- all of them ----------------------------------------------------------------------------------------
+    # -- all of them ---------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget every value."""
@@ -299,7 +323,9 @@ class VolumeContents:
 
     def close(self) -> None:
         """Forget every value, refuse readers, remove the files. Closing twice is harmless."""
+        self._closed = True
         if self._owner is not None:
+            # Before the words are cleared: a reader whose word is gone looks whether the store is closed.
             self._table.mark_closed()
         self.reset()
         if self._owner is not None:
@@ -318,7 +344,7 @@ class VolumeContents:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
-        found |= {name: sum(report[name] for report in self._reports.values()) for name in REPORTED}
+        found |= {name: sum(report[name] for report in self._client_stats.values()) for name in REPORTED}
         if self.prefix:
             found |= asdict(self._pool.stats())
         return found
@@ -456,31 +482,27 @@ class SegmentPool:
         self._reservations[token] = _Pending(segment, set(numbers), self.clock())
         return Reservation(token=token, segment=segment.name, nbytes=nbytes, slots=tuple(numbers))
 
-    def commit(self, token: int, values: Sequence[tuple[int, int]]) -> set[int]:
-        """Take note that values are in their slots; the writer has set the words already.
-
-        Args:
-            values: slot and generation of each.
+    def fulfil(self, token: int, slot: int, generation: int) -> bool:
+        """Count a slot as a value's; the writer has set its word already.
 
         Returns:
-            Generations that are deleted already: another writer's value under the same key was announced
-            and took their place before this message came.
+            False if the value is deleted already: another writer's value under the same key was announced,
+            and this one's deletion overtook its commit.
 
         Raises:
             StoreError: the reservation was taken back meanwhile.
         """
-        gone = {value for _, value in values if value in self._deleted_early}
-        for value in gone:
-            del self._deleted_early[value]
-        values = [(slot, value) for slot, value in values if value not in gone]
-        if any(slot not in self._owner_of or self.table.words[slot] != value for slot, value in values):
+        if generation in self._deleted_early:
+            del self._deleted_early[generation]
+            return False
+        if slot not in self._owner_of or self.table.words[slot] != generation:
             raise StoreError("the reservation was taken back: the writer was thought to be gone")
         reservation = self._reservations.get(token)
-        if reservation is not None:  # else it was retired when the values were there already
-            reservation.open_slots.difference_update(slot for slot, _ in values)
+        if reservation is not None:  # else it was retired when the value was there already
+            reservation.open_slots.discard(slot)
             if not reservation.open_slots:
                 del self._reservations[token]
-        return gone
+        return True
 
     def retire(self, token: int) -> None:
         """End a reservation. Slots without a value are free again; those with one stay until deleted."""
@@ -500,10 +522,10 @@ class SegmentPool:
         if segment.in_use == 0:
             self._idle.append(segment)
 
-    def frees_value(self, slot: int, generation: int) -> bool:
-        """Free a slot whose value was announced and never committed, if it is that value's."""
+    def free_uncommitted(self, slot: int, generation: int) -> None:
+        """Free a slot whose value was announced and not committed, if it is that value's."""
         if slot not in self._owner_of or self.table.words[slot] != generation:
-            return False
+            return
         for token, reservation in list(self._reservations.items()):
             if slot in reservation.open_slots:
                 reservation.open_slots.discard(slot)
@@ -513,7 +535,6 @@ class SegmentPool:
         self._deleted_early[generation] = None
         if len(self._deleted_early) > _MOST_DELETED_EARLY:  # writers that died before they committed
             del self._deleted_early[next(iter(self._deleted_early))]
-        return True
 
     def reap(self) -> None:
         """Take back old reservations whose writers hold no lock any more."""

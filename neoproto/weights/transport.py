@@ -16,7 +16,6 @@ from torch import Tensor
 
 from neoproto.errors import StoreError
 from neoproto.store import ObjectRef, ObjectStore
-from neoproto.store.torchstore.in_place import in_place_writer
 from neoproto.weights.manifest import BucketRef, RemoteMemory
 from neoproto.weights.options import TransportName
 
@@ -117,8 +116,7 @@ class StoreTransport:
 
     def __init__(self, store: ObjectStore, *, in_place: bool = True) -> None:
         self._store = store
-        self._in_place = in_place_writer(store) if in_place else None
-        self._maps = getattr(store, "maps", None)
+        self._in_place = store.in_place() if in_place else None
         self._spare: list[Tensor] = []
 
     @property
@@ -146,7 +144,7 @@ class StoreTransport:
         return values
 
     def maps(self, bucket: BucketRef) -> bool:
-        return self._maps is not None and isinstance(bucket, ObjectRef) and bool(self._maps(bucket))
+        return isinstance(bucket, ObjectRef) and self._store.maps(bucket)
 
     def delete(self, buckets: Sequence[BucketRef], *, missing_ok: bool = False) -> None:
         self._store.delete_batch([_in_store(bucket) for bucket in buckets], missing_ok=missing_ok)

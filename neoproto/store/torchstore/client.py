@@ -1,10 +1,10 @@
-"""A process's client of the store.
+"""A process's client of the store: the whole way of a put and of a get.
 
-    put   encode ──> shared memory of this host's volume (`putter`) ──> volume and index are told
+    put   encode ──> memory of this host's volume ──> copy ──> seal ──> volume (commit) and index (announce)
     get   by reference into this machine: mapped on the caller's thread, no message
           else: client's loop ──> index (by key) ──> shared memory, or the volume
 
-A value is announced to the index when its bytes are in location, and an overwritten one is dropped after the
+A value is announced to the index when its bytes are in place, and an overwritten one is freed after the
 index has the new one: a reader finds the old value or the new one.
 """
 
@@ -14,6 +14,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.actor import context
@@ -22,25 +23,26 @@ from neoproto.engines.monarch import has_context
 from neoproto.errors import KeyMissing, StoreError
 from neoproto.store.base import (
     KeyOrRef,
+    Location,
     ObjectRef,
     Rows,
-    StoreFuture,
+    ValueInfo,
     check_key,
     forget_client,
     fresh_key,
     named_values,
+    new_generation,
     pair_rows,
     register_client,
 )
-from neoproto.store.codec import decode, encode
+from neoproto.store.codec import Parts, decode, encode
 from neoproto.store.counters import REPORTED, ClientCounters
 from neoproto.store.loop import LoopThread
-from neoproto.store.rowcache import CachedRead, RemoteRowCache
-from neoproto.store.shm import Reservation, SharedVolume
+from neoproto.store.rowcache import RemoteRowCache
+from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, total_bytes
 from neoproto.store.torchstore import rdma
-from neoproto.store.torchstore.putter import Putter, Written, new_generation
 from neoproto.store.torchstore.rpc import RpcClient
-from neoproto.store.torchstore.snapshots import Lease, Snapshot
+from neoproto.store.torchstore.snapshots import Snapshot
 from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of, pack
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ T = TypeVar("T")
 _READ_TRIES = 5
 _THREAD_BYTES = 1 << 20
 _CACHE_BYTES = 256 << 20
+_ARENA_BYTES = 256 << 10
+_ARENA_SLOTS = 64
+_LARGE_BYTES = 1 << 20
+"""Values of at least this size have a segment of their own, so that its memory is freed with them."""
 _home: str = ""
 
 
@@ -60,8 +66,32 @@ def home_volume() -> str:
     return _home
 
 
-class _NotHere(Exception):
-    """A value is not in this machine's shared memory: no error, it says where to go on."""
+class _NotLocal(Exception):
+    """A value is not in this machine's shared memory. No error: it has to be read by message."""
+
+
+@dataclass(slots=True, eq=False)
+class _Put:
+    """One value of a put, encoded."""
+
+    key: str
+    info: ValueInfo
+    parts: Parts
+    sizes: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Get:
+    """One value of a get: which one, where it is once that is known, and the value once it is there."""
+
+    key: KeyOrRef
+    rows: Rows | None
+    ref: ObjectRef | None
+    value: Any = None
+    done: bool = False
+
+    def finish(self, value: Any) -> None:
+        self.value, self.done = value, True
 
 
 class StoreClient:
@@ -82,7 +112,9 @@ class StoreClient:
         self._memories: dict[str, SharedVolume | None] = {}
         self._memory_lock = threading.Lock()
         self._cache = RemoteRowCache(_CACHE_BYTES)
-        self._putter: Putter | None = None
+        self._arena: SegmentWriter | None = None
+        self._arena_lock = asyncio.Lock()
+        self._retired: list[int] = []
         self._closed = False
         self._loop = LoopThread(f"client of store {spec.name!r}")
         self._rpc_client = RpcClient(f"replies of store {spec.name!r}")
@@ -112,6 +144,8 @@ class StoreClient:
         register_client(client)
         return client
 
+    # -- what `ObjectStore` promises -----------------------------------------------------------------------
+
     def put(self, value: Any, *, key: str | None = None, blocking: bool = True) -> Any:
         """See `ObjectStore.put`. Do not change a value put without waiting before the future is done."""
         name = fresh_key() if key is None else check_key(key)
@@ -127,8 +161,7 @@ class StoreClient:
 
     def get(self, key: KeyOrRef, *, rows: Rows | None = None, blocking: bool = True) -> Any:
         """See `ObjectStore.get`."""
-
-        if blocking and (here := self._read_all_here([(key, rows)])) is not None:
+        if blocking and (here := self._get_here([(key, rows)])) is not None:
             return here[0]
 
         async def first() -> Any:
@@ -141,7 +174,7 @@ class StoreClient:
     ) -> Any:
         """See `ObjectStore.get_batch`."""
         wanted = pair_rows(keys, rows)
-        if blocking and (here := self._read_all_here(wanted)) is not None:
+        if blocking and (here := self._get_here(wanted)) is not None:
             return here
         return self._run(self._get(wanted), blocking)
 
@@ -157,25 +190,18 @@ class StoreClient:
 
     def keys(self, prefix: str | None = None) -> list[str]:
         """The keys of all values in the store; with a prefix, those that continue it after a dot."""
-        found: list[str] = self._run(self._call("listing keys", self._spec.index.keys, prefix), True)
-        return found
+        return self.run(self._call("listing keys", self._spec.index.keys, prefix))
 
     def in_place(self) -> InPlaceWriter | None:
-        """Values to be written in place; None if this process cannot write to its volume's memory."""
-        from neoproto.store.torchstore.in_place import (
-            InPlaceWriter,  # with torch, which not every process needs
-        )
+        """See `ObjectStore.in_place`."""
+        from neoproto.store.torchstore.in_place import InPlaceWriter  # needs torch, as not every process does
 
         memory = self._memory(self.volume)
         return None if memory is None else InPlaceWriter(self, memory)
 
     def maps(self, ref: ObjectRef) -> bool:
-        """Whether the value lies in memory that this process can map."""
+        """See `ObjectStore.maps`."""
         return ref.location is not None and self._memory(ref.volume) is not None
-
-    def fail(self, reason: str) -> None:
-        """Have operations under way and later ones fail with `StoreError(reason)`: the store is lost."""
-        self._loop.fail(reason)
 
     def snapshot(self, key: KeyOrRef, *, seconds: float = 60.0) -> Snapshot:
         """Take a lease on a value: it stays readable through the snapshot, also when it is deleted meanwhile.
@@ -186,23 +212,18 @@ class StoreClient:
             KeyMissing: the value is gone, or was put by a stock TorchStore client.
         """
 
-        async def take() -> tuple[ObjectRef, Lease]:
-            ref = key if isinstance(key, ObjectRef) else (await self._locate({0: key}, {})).get(0)
-            if ref is None:
+        async def take() -> Snapshot:
+            wanted = _Get(key, None, key if isinstance(key, ObjectRef) else None)
+            await self._locate([wanted])
+            if wanted.ref is None:
                 raise KeyMissing(f"{key!r} was put by a stock client: no snapshots of such values")
-            holder = uuid.uuid4().hex
-            what = f"snapshot of {ref.key!r}"
-            say = self._volume(ref.volume).lease
+            snapshot = Snapshot(self, wanted.ref, seconds)
+            await snapshot.renew()
+            return snapshot
 
-            async def renew(more: float) -> None:
-                await self._call(what, say, ref.key, ref.generation, holder, more)
-
-            await renew(seconds)
-            return ref, Lease(renew, seconds)
-
-        ref, lease = self._run(take(), True)
-        self._loop.submit(lease.keep())
-        return Snapshot(self, ref, lease)
+        snapshot = self.run(take())
+        self._loop.submit(snapshot.keep())
+        return snapshot
 
     def stats(self, *, run: bool = False) -> dict[str, int]:
         """Counts of this process, or, with `run`, the sums over the run's volumes.
@@ -224,88 +245,180 @@ class StoreClient:
                     total[name] = total.get(name, 0) + value
             return total
 
-        found: dict[str, int] = self._run(ask(), True)
-        return found
+        return self.run(ask())
 
-    def _report(self) -> tuple[str, dict[str, int]]:
-        """Who this is and what it has read so far, for the run's sums."""
-        return self._id, {name: self._own_stats()[name] for name in REPORTED}
+    def fail(self, reason: str) -> None:
+        """Have operations under way and later ones fail with `StoreError(reason)`: the store is lost."""
+        self._loop.fail(reason)
 
-    def _own_stats(self) -> dict[str, int]:
-        return self.counters.with_memory(list(self._memories.values()), self._cache)
+    def close(self) -> None:
+        """End this client; operations under way fail with `StoreClosed`. Closing twice is harmless."""
+        forget_client(self)
+        self._closed = True
+        self._loop.close()  # first: nothing writes to the arena, or waits for a reply, once it has ended
+        self._rpc_client.close()
+        if self._arena is not None:
+            self._arena.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something on the client's loop and wait for it."""
         result: T = self._run(work, True)
         return result
 
-    def close(self) -> None:
-        """End this client; operations under way fail with `StoreClosed`. Closing twice is harmless."""
-        forget_client(self)
-        self._closed = True
-        self._loop.close()
-        self._rpc_client.close()
-        if self._putter is not None:
-            self._putter.close()
-
     def _run(self, work: Coroutine[Any, Any, Any], blocking: bool) -> Any:
         if blocking and self._loop.is_current:
             work.close()
             raise RuntimeError("a blocking store operation cannot run on the client's own loop")
         future = self._loop.submit(work)
-        return future.result() if blocking else StoreFuture(future)
+        return future.result() if blocking else future
+
+    def _own_stats(self) -> dict[str, int]:
+        return self.counters.with_memory(list(self._memories.values()), self._cache)
+
+    def _report(self) -> tuple[str, dict[str, int]]:
+        """Who this is and what it has read so far, for the run's sums."""
+        return self._id, {name: self._own_stats()[name] for name in REPORTED}
+
+    # -- put -----------------------------------------------------------------------------------------------
 
     async def _put(self, named: list[tuple[str, Any]]) -> list[ObjectRef]:
         if not named:
             return []
         what = f"put of {named[0][0]!r}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
+        values = []
+        for key, value in named:
+            info, parts = encode(value)
+            values.append(_Put(key, info, parts, tuple(part.size for part in parts)))
         memory = self._memory(self.volume)
-        refs = await (self._send(what, named) if memory is None else self._share(what, named, memory))
+        if memory is None:
+            refs = await self._put_by_message(what, values)
+        elif len(values) <= _ARENA_SLOTS // 4 and _total(values) <= _ARENA_BYTES // 4:
+            refs = await self._put_in_arena(what, values, memory)
+        else:
+            refs = await self._put_in_segments(what, values, memory)
         self.counters.puts += len(refs)
         self.counters.bytes_in += sum(ref.info.nbytes for ref in refs)
         return refs
 
-    async def _share(self, what: str, named: list[tuple[str, Any]], memory: SharedVolume) -> list[ObjectRef]:
-        """Put through shared memory: written here, then both the volume and the index are told."""
-        if self._putter is None:
-            self._putter = Putter(self.name, self.volume, memory, self.reserve)
-        return await self.publish(what, await self._putter.write(what, named))
+    async def _put_in_arena(self, what: str, values: list[_Put], memory: SharedVolume) -> list[ObjectRef]:
+        """Put small values into memory that was reserved before: no message until their bytes are there."""
+        # Asking for a new arena lets other puts run, which must neither ask for one too nor fill the old one.
+        async with self._arena_lock:
+            if self._arena is None or not self._arena.room_for_all(len(values), _total(values)):
+                if self._arena is not None:
+                    # Committed values stay; the volume frees the rest when it hears of it, with the next
+                    # reservation.
+                    self._arena.close()
+                    self._retired.append(self._arena.reservation.token)
+                    self._arena = None
+                (reservation,) = await self.reserve(what, [(_ARENA_BYTES, _ARENA_SLOTS)])
+                self._arena = memory.open_writer(reservation)
+            arena = self._arena
+            jobs = [(arena, arena.allocate(value.sizes), value) for value in values]
+            _copy(jobs)
+        return await self._seal(what, jobs, memory)
 
-    async def publish(self, what: str, written: Written) -> list[ObjectRef]:
-        """Announce values whose bytes are in place; for the client's own writers."""
-        packed = pack(written.refs)
+    async def _put_in_segments(self, what: str, values: list[_Put], memory: SharedVolume) -> list[ObjectRef]:
+        """Put large values into a segment each, and all the others into one."""
+        groups = [[value] for value in values if value.info.nbytes >= _LARGE_BYTES]
+        if rest := [value for value in values if value.info.nbytes < _LARGE_BYTES]:
+            groups.append(rest)
+        reservations = await self.reserve(what, [(_total(group), len(group)) for group in groups])
+        writers: list[SegmentWriter] = []
         try:
-            told: tuple[Any, Any] = await asyncio.gather(
-                self._rpc(what, self.volume, "commit", written.tokens, packed, self._report()),
-                self._rpc(what, None, "announce", packed),
-                return_exceptions=True,
-            )
+            try:
+                for reservation in reservations:
+                    writers.append(memory.open_writer(reservation))
+                jobs = [
+                    (writer, writer.allocate(value.sizes), value)
+                    for writer, group in zip(writers, groups, strict=True)
+                    for value in group
+                ]
+                if sum(value.info.nbytes for value in values) >= _THREAD_BYTES:
+                    await _copy_in_thread(jobs)
+                else:
+                    _copy(jobs)
+            except BaseException:
+                self._retired += [reservation.token for reservation in reservations]
+                raise
+            job_of = {id(job[2]): job for job in jobs}
+            return await self._seal(what, [job_of[id(value)] for value in values], memory)
         finally:
-            written.close()
-        committed, announced = told
+            # Not before the volume has heard of the values: it takes back what nobody has locked.
+            for writer in writers:
+                writer.close()
+
+    async def _seal(self, what: str, jobs: Sequence[_Job], memory: SharedVolume) -> list[ObjectRef]:
+        """Make values readable whose bytes are in place: by reference at once, then by key."""
+        refs = [
+            ObjectRef(
+                store=self.name,
+                key=value.key,
+                volume=self.volume,
+                info=value.info,
+                generation=new_generation(),
+                location=location,
+            )
+            for _, location, value in jobs
+        ]
+        memory.seal([location.slot for _, location, _ in jobs], [ref.generation for ref in refs])
+        await self.publish(what, refs, [writer.reservation.token for writer, _, _ in jobs])
+        return refs
+
+    async def publish(self, what: str, refs: list[ObjectRef], tokens: list[int]) -> None:
+        """Have the volume keep sealed values, and the index name them.
+
+        Args:
+            tokens: the reservation of each.
+
+        Raises:
+            StoreError: the volume or the index failed; what the index named is deleted again.
+        """
+        packed = pack(refs)
+        # Both at once, so that a put takes the time of one message. Whichever comes first, readers are right:
+        # the values are sealed. If another put of a key deletes one before its commit comes, the volume
+        # remembers that (`SegmentPool.fulfil`).
+        outcomes: tuple[Any, Any] = await asyncio.gather(
+            self._rpc(what, self.volume, "commit", tokens, packed, self._report()),
+            self._rpc(what, None, "announce", packed),
+            return_exceptions=True,
+        )
+        committed, announced = outcomes
         if not isinstance(announced, BaseException):
             if isinstance(committed, BaseException):
-                await self._delete(written.refs, missing_ok=True)
-            await self.drop(announced)
-        for outcome in told:
+                await self._delete(refs, missing_ok=True)
+            # Only now: until the announcement, the older value is what a reader of the key is sent to.
+            await self.free(announced)
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-        return written.refs
 
-    async def reserve(
-        self, what: str, wanted: list[tuple[int, int]], retired: list[int]
-    ) -> list[Reservation]:
-        """Memory of this host's volume to write into; `retired` are reservations done with."""
-        reservations: list[Reservation] = await self._rpc(what, self.volume, "reserve", wanted, retired)
-        return reservations
+    async def reserve(self, what: str, wanted: list[tuple[int, int]]) -> list[Reservation]:
+        """Memory of this host's volume to write into, for (bytes, number of values) each.
 
-    async def _send(self, what: str, named: list[tuple[str, Any]]) -> list[ObjectRef]:
-        """Put by messages, into a volume of another host."""
-        sent = []
-        for key, value in named:
-            info, parts = encode(value)
-            sent.append(SentValue(key=key, generation=new_generation(), info=info, parts=parts))
-        places = await self._call(what, self._volume(self.volume).put_many, sent, self._report())
+        Reservations that this client is done with go along.
+
+        Raises:
+            StoreFull: they do not fit; nothing is reserved.
+        """
+        retired, self._retired = self._retired, []
+        reserved: list[Reservation] = await self._rpc(what, self.volume, "reserve", wanted, retired)
+        return reserved
+
+    async def retire(self, tokens: list[int]) -> None:
+        """Give reservations back that no value was written into."""
+        self._retired += tokens
+        await self.reserve("giving memory back", [])
+
+    async def _put_by_message(self, what: str, values: list[_Put]) -> list[ObjectRef]:
+        """Put into a volume whose memory this process cannot map: one of another host."""
+        sent = [
+            SentValue(key=value.key, generation=new_generation(), info=value.info, parts=value.parts)
+            for value in values
+        ]
+        locations: list[Location | None] = await self._call(
+            what, self._volume(self.volume).put_many, sent, self._report()
+        )
         refs = [
             ObjectRef(
                 store=self.name,
@@ -315,150 +428,145 @@ class StoreClient:
                 generation=one.generation,
                 location=location,
             )
-            for one, location in zip(sent, places, strict=True)
+            for one, location in zip(sent, locations, strict=True)
         ]
-        await self.drop(await self._rpc(what, None, "announce", pack(refs)))
+        await self.free(await self._rpc(what, None, "announce", pack(refs)))
         return refs
+
+    # -- get -----------------------------------------------------------------------------------------------
+
+    def _get_here(self, wanted: Sequence[tuple[KeyOrRef, Rows | None]]) -> list[Any] | None:
+        """Values of references into this machine, on the caller's thread; None if any has to be asked for."""
+        if self._closed or not all(isinstance(key, ObjectRef) for key, _ in wanted):
+            return None
+        try:
+            return [self._map(key, rows) for key, rows in wanted if isinstance(key, ObjectRef)]
+        except _NotLocal:
+            return None
 
     async def _get(self, wanted: list[tuple[KeyOrRef, Rows | None]]) -> list[Any]:
-        values: dict[int, Any] = {}
+        gets = [_Get(key, rows, key if isinstance(key, ObjectRef) else None) for key, rows in wanted]
         for _ in range(_READ_TRIES):
-            left = [(i, key, rows) for i, (key, rows) in enumerate(wanted) if i not in values]
+            # A key that was overwritten after the index had answered is looked up again.
+            left = [get for get in gets if not get.done]
             if not left:
                 break
-            refs = await self._locate({i: key for i, key, _ in left}, values)
-            await self._read([(i, refs[i], rows) for i, _, rows in left if i in refs], values, wanted)
-        missing = [_name(key) for i, (key, _) in enumerate(wanted) if i not in values]
+            await self._locate(left)
+            await self._read([get for get in left if not get.done])
+        missing = [_name(get.key) for get in gets if not get.done]
         if missing:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
-        return [values[i] for i in range(len(wanted))]
+        return [get.value for get in gets]
 
-    async def _locate(self, keys: Mapping[int, KeyOrRef], values: dict[int, Any]) -> dict[int, ObjectRef]:
-        """References for keys; values that stock clients put are read on the spot."""
-        refs = {i: key for i, key in keys.items() if isinstance(key, ObjectRef)}
-        named = {i: key for i, key in keys.items() if isinstance(key, str)}
+    async def _locate(self, gets: list[_Get]) -> None:
+        """Find the references of keys; values that stock clients put are read at once."""
+        named = [(get, get.key) for get in gets if isinstance(get.key, str)]
         if not named:
-            return refs
-        located = await self._rpc("looking up keys", None, "locate", list(named.values()))
-        for (i, key), found in zip(named.items(), located, strict=True):
-            if found.ref is not None:
-                refs[i] = found.ref
-            elif found.stock:
-                values[i] = await self._bounded(f"get of {key!r}", self._stock_client().get(key))
-            else:
+            return
+        located = await self._rpc("looking up keys", None, "locate", [key for _, key in named])
+        for (get, key), found in zip(named, located, strict=True):
+            get.ref = found.ref
+            if found.ref is None and not found.stock:
                 raise KeyMissing(f"{key!r} is not in store {self.name!r}")
-        return refs
+            if found.ref is None:
+                get.finish(await self._bounded(f"get of {key!r}", self._stock_client().get(key)))
 
-    async def _read(
-        self,
-        wanted: list[tuple[int, ObjectRef, Rows | None]],
-        values: dict[int, Any],
-        asked: list[tuple[KeyOrRef, Rows | None]],
-    ) -> None:
-        """Read what is there into `values`; what a key named a moment ago may be gone, and is left out."""
-        by_volume: dict[str, list[tuple[int, ObjectRef, Rows | None]]] = {}
-        plans: dict[int, CachedRead] = {}
-        for item in wanted:
-            i, ref, rows = item
+    async def _read(self, gets: list[_Get]) -> None:
+        """Read values by their references. One whose key was overwritten meanwhile is left as it is."""
+        elsewhere: dict[str, list[_Get]] = {}
+        for get in gets:
+            ref = get.ref
+            assert ref is not None
             try:
-                if rows is None or ref.info.nbytes < _THREAD_BYTES:
-                    values[i] = self._read_here(ref, rows)
+                if get.rows is None or ref.info.nbytes < _THREAD_BYTES:
+                    get.finish(self._map(ref, get.rows))
                 else:
-                    values[i] = await asyncio.to_thread(self._read_here, ref, rows)
-            except _NotHere:
-                plans[i] = self._cache.plan(ref, rows)
-                by_volume.setdefault(ref.volume, []).append(item)
+                    get.finish(await asyncio.to_thread(self._map, ref, get.rows))
+            except _NotLocal:
+                elsewhere.setdefault(ref.volume, []).append(get)
             except KeyMissing:
-                if isinstance(asked[i][0], ObjectRef):
+                if isinstance(get.key, ObjectRef):
                     raise
-        answers = await asyncio.gather(
-            *(self._ask(volume, items, plans) for volume, items in by_volume.items())
-        )
-        for items, received in zip(by_volume.values(), answers, strict=True):
-            for (i, ref, _), answer in zip(items, received, strict=True):
-                if answer.info is not None:
-                    info, parts = self._cache.complete(plans[i], answer.info, answer.parts)
-                    values[i] = decode(info, parts)
-                    self.counters.gets += 1
-                    self.counters.bytes_out += answer.info.nbytes
-                    continue
-                self._cache.forget(ref.generation)
-                if answer.problem != "missing":
-                    raise ValueError(answer.problem)
-                if isinstance(asked[i][0], ObjectRef):
-                    raise KeyMissing(f"{ref.key!r} is not in store {self.name!r}: deleted or overwritten")
+        await asyncio.gather(*(self._read_by_message(volume, some) for volume, some in elsewhere.items()))
 
-    def _read_here(self, ref: ObjectRef, rows: Rows | None) -> Any:
+    def _map(self, ref: ObjectRef, rows: Rows | None) -> Any:
         """Read from this machine's shared memory, on any thread.
 
         Raises:
-            _NotHere: the volume has to be asked.
+            _NotLocal: the volume has to be asked.
         """
         memory = None if ref.location is None else self._memory(ref.volume)
         if memory is None:
-            raise _NotHere
+            raise _NotLocal
         try:
             value = memory.read(ref, rows)
         except OSError as error:
             # No descriptor or mapping left in this process: the volume has some.
-            raise _NotHere from error
+            raise _NotLocal from error
         self.counters.gets += 1
         self.counters.gets_shared += 1
         return value
 
-    def _read_all_here(self, wanted: Sequence[tuple[KeyOrRef, Rows | None]]) -> list[Any] | None:
-        """Values of references into this machine; None if any has to be asked for."""
-        if self._closed or not all(isinstance(key, ObjectRef) for key, _ in wanted):
-            return None
-        try:
-            return [self._read_here(key, rows) for key, rows in wanted if isinstance(key, ObjectRef)]
-        except _NotHere:
-            return None
-
-    def _memory(self, volume: str) -> SharedVolume | None:
-        """A volume's shared memory, if it is this machine's."""
-        with self._memory_lock:
-            if volume not in self._memories:
-                prefix = self._spec.memory.get(volume, "")
-                ours = self._spec.sharing == "machine" or volume.split(":")[0] == self._host_id
-                self._memories[volume] = SharedVolume.open(prefix) if prefix and ours else None
-            return self._memories[volume]
-
-    async def _ask(
-        self, volume: str, items: list[tuple[int, ObjectRef, Rows | None]], plans: Mapping[int, CachedRead]
-    ) -> list[ValueReply]:
+    async def _read_by_message(self, volume: str, gets: list[_Get]) -> None:
+        """Read values of one volume by message or RDMA, without the rows that were read before."""
+        refs = [get.ref for get in gets if get.ref is not None]
+        cached = [self._cache.plan(ref, get.rows) for ref, get in zip(refs, gets, strict=True)]
         request = [
-            ValueRequest(key=ref.key, generation=ref.generation, rows=plans[i].fetch) for i, ref, _ in items
+            ValueRequest(key=ref.key, generation=ref.generation, rows=read.fetch)
+            for ref, read in zip(refs, cached, strict=True)
         ]
-        what, actor = f"get of {items[0][1].key!r}", self._volume(volume)
-        answers: list[ValueReply] = await self._call(what, actor.get_many, request, self._rdma)
-        offers = [answer.offer.number for answer in answers if answer.offer is not None]
+        what, actor = f"get of {refs[0].key!r}", self._volume(volume)
+        replies: list[ValueReply] = await self._call(what, actor.get_many, request, self._rdma)
+        offers = [reply.offer.number for reply in replies if reply.offer is not None]
         if offers:
-            answers = [await self._bounded(what, rdma.fetch(answer)) for answer in answers]
+            replies = [await self._bounded(what, rdma.fetch(reply)) for reply in replies]
             await self._call(what, actor.withdraw, offers)
-        return answers
+        for get, ref, read, reply in zip(gets, refs, cached, replies, strict=True):
+            if reply.info is not None:
+                get.finish(decode(*self._cache.complete(read, reply.info, reply.parts)))
+                self.counters.gets += 1
+                self.counters.bytes_out += reply.info.nbytes
+                continue
+            self._cache.forget(ref.generation)
+            if reply.problem != "missing":
+                raise ValueError(reply.problem)
+            if isinstance(get.key, ObjectRef):
+                raise KeyMissing(f"{ref.key!r} is not in store {self.name!r}: deleted or overwritten")
+
+    # -- delete --------------------------------------------------------------------------------------------
 
     async def _delete(self, keys: Sequence[KeyOrRef], missing_ok: bool) -> None:
         if not keys:
             return
         request = [(_name(key), key.generation if isinstance(key, ObjectRef) else None) for key in keys]
         found = await self._rpc(f"delete of {request[0][0]!r}", None, "retract", request)
-        await self.drop([gone for each in found for gone in each])
+        await self.free([deleted for each in found for deleted in each])
         missing = [_name(key) for key, each in zip(keys, found, strict=True) if not each]
         if missing and not missing_ok:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
 
-    async def drop(self, gone: list[DeletedValue]) -> None:
-        """Let bytes go whose values nobody can find any more."""
-        by_volume: dict[str, list[tuple[str, int, int]]] = {}
-        for item in gone:
-            by_volume.setdefault(item.volume, []).append((item.key, item.generation, item.slot))
+    async def free(self, deleted: Sequence[DeletedValue]) -> None:
+        """Have volumes free the bytes of values that nobody can find any more."""
+        by_volume: dict[str, list[DeletedValue]] = {}
+        for value in deleted:
+            by_volume.setdefault(value.volume, []).append(value)
         await asyncio.gather(
             *(
-                self._rpc(f"delete of {items[0][0]!r}", volume, "delete_many", items)
-                for volume, items in by_volume.items()
+                self._rpc(f"delete of {values[0].key!r}", volume, "delete", values)
+                for volume, values in by_volume.items()
             )
         )
+
+    # -- volumes, the index, and messages to them ----------------------------------------------------------
+
+    def _memory(self, volume: str) -> SharedVolume | None:
+        """A volume's shared memory, if it is this machine's."""
+        with self._memory_lock:  # callers' threads read, the loop writes: one view of a volume for all
+            if volume not in self._memories:
+                prefix = self._spec.memory.get(volume, "")
+                ours = self._spec.sharing == "machine" or volume.split(":")[0] == self._host_id
+                self._memories[volume] = SharedVolume.open(prefix) if prefix and ours else None
+            return self._memories[volume]
 
     def _volume(self, volume: str) -> Any:
         if volume not in self._volumes:
@@ -471,6 +579,11 @@ class StoreClient:
         if self._stock is None:
             self._stock = self._spec.stock_client()
         return self._stock
+
+    async def lease(self, ref: ObjectRef, holder: str, seconds: float) -> None:
+        """Hold up a value's deletion for so long from now; 0 ends the lease. For snapshots."""
+        endpoint = self._volume(ref.volume).lease
+        await self._call(f"snapshot of {ref.key!r}", endpoint, ref.key, ref.generation, holder, seconds)
 
     async def _rpc(self, what: str, volume: str | None, method: str, *args: Any) -> Any:
         """Call a volume, or the index, past its endpoints."""
@@ -497,6 +610,33 @@ class StoreClient:
             raise StoreError(f"{what}: store {self.name!r} did not answer within {limit} s") from error
         except Exception as error:
             raise failure_of(what, self.name, error) from error
+
+
+_Job = tuple[SegmentWriter, Location, _Put]
+"""A value to be copied: by whom, and to where."""
+
+
+def _copy(jobs: Sequence[_Job]) -> None:
+    for writer, location, value in jobs:
+        try:
+            writer.write(location, value.parts)
+        except OSError as error:
+            raise StoreError(f"{value.key!r} could not be written: {error.strerror}") from error
+
+
+async def _copy_in_thread(jobs: Sequence[_Job]) -> None:
+    """Copy without holding up the loop. Returns, also when it is cancelled, when the thread is done."""
+    copying = asyncio.ensure_future(asyncio.to_thread(_copy, jobs))
+    try:
+        await asyncio.shield(copying)
+    except asyncio.CancelledError:
+        # The caller closes the writers next: a thread still at it would write to another file's descriptor.
+        await asyncio.wait({copying})
+        raise
+
+
+def _total(values: Sequence[_Put]) -> int:
+    return total_bytes([value.sizes for value in values])
 
 
 def _name(key: KeyOrRef) -> str:

@@ -14,7 +14,7 @@ hundreds of megabytes, in every process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,8 +27,7 @@ from monarch.actor import Actor, current_rank, endpoint
 from neoproto.engines.monarch_ports import Address
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import Location, ObjectRef
-from neoproto.store.shm import Reservation, remove_files
-from neoproto.store.torchstore.client import StoreClient
+from neoproto.store.shm import remove_files
 from neoproto.store.torchstore.directory import close_directory, open_directory
 from neoproto.store.torchstore.rdma import RdmaOffers, available
 from neoproto.store.torchstore.rpc import RpcServer
@@ -45,8 +44,6 @@ from neoproto.store.wire import (
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.stock import StockIndex, StockVolume
-
-__all__ = ["StoreClient", "StoreServer", "StoreSpec"]
 
 Strategy = Literal["host", "local_rank"]
 Remote = Literal["auto", "rdma", "message"]
@@ -117,74 +114,47 @@ class Volume(Actor):
 
     def __init__(self, ids: Sequence[str], options: VolumeOptions) -> None:
         self.volume_id: str = ids[current_rank().rank]
-        self.values = VolumeContents(options)
+        self.contents = VolumeContents(options)
         self.offers = RdmaOffers()
-        self.closed = False
-        self._storage: StockVolume | None = None
+        self._stock_volume: StockVolume | None = None
         self._rpc_server: RpcServer | None = None
 
     def _stock(self) -> StockVolume:
         """What stock clients put and read; made when the first of them calls."""
-        if self._storage is None:
+        if self._stock_volume is None:
             from neoproto.store.torchstore.stock import StockVolume
 
-            self._storage = StockVolume(self.values)
-        return self._storage
-
-    def _replaced(self, keys: Iterable[str]) -> None:
-        """Values of ours are there: a stock client's under these keys are not."""
-        for key in keys if self._storage is not None else ():
-            self._stock().kv.pop(key, None)
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise StoreClosed("the store is closed")
+            self._stock_volume = StockVolume(self.contents)
+        return self._stock_volume
 
     @endpoint
     async def identify(self) -> VolumeAddress:
         """What others need to know of it."""
         if self._rpc_server is None:
-            methods = (self.reserve, self.commit, self.delete_many)
+            contents = self.contents
+            methods = (contents.reserve, contents.commit, contents.delete)
             self._rpc_server = RpcServer("volume", {method.__name__: method for method in methods})
-        return VolumeAddress(self.volume_id, self.values.prefix, available(), self._rpc_server.address)
+        return VolumeAddress(self.volume_id, self.contents.prefix, available(), self._rpc_server.address)
 
     @endpoint
     async def close(self) -> None:
         """Forget every value and refuse new ones."""
-        self.closed = True
-        self._forget_all()
-        self.values.close()
-
-    async def reserve(self, wanted: list[tuple[int, int]], retired: list[int]) -> list[Reservation]:
-        """See `VolumeContents.reserve`; StoreClosed after `close`, as from all below."""
-        self._check_open()
-        return await self.values.reserve(wanted, retired)
-
-    def commit(self, tokens: list[int], packed: bytes, report: tuple[str, dict[str, int]]) -> None:
-        """See `VolumeContents.commit` and `VolumeContents.record_client_stats`."""
-        self._check_open()
-        self.values.record_client_stats(report)
-        refs = unpack(packed)
-        self.values.commit(tokens, refs)
-        self._replaced(ref.key for ref in refs)
+        self.contents.close()
+        if self._stock_volume is not None:
+            self._stock_volume.reset()
 
     @endpoint
     async def put_many(
         self, sent: list[SentValue], report: tuple[str, dict[str, int]]
     ) -> list[Location | None]:
-        """Keep values. They become visible when the index is told. Returns where each is."""
-        self._check_open()
-        self.values.record_client_stats(report)
-        places = await self.values.keep(sent)
-        self._replaced(value.key for value in sent)
-        return places
+        """Keep values of a client of another host. They become visible when the index is told."""
+        return await self.contents.put(sent, report)
 
     @endpoint
     async def get_many(self, wanted: list[ValueRequest], rdma: bool) -> list[ValueReply]:
         """Read values, or of each some rows; large ones are on offer if the caller can use `rdma`."""
-        self._check_open()
-        found = [self.values.read(item) for item in wanted]
-        return [await self.offers.instead(answer) for answer in found] if rdma else found
+        replies = [self.contents.get(item) for item in wanted]
+        return [await self.offers.instead(reply) for reply in replies] if rdma else replies
 
     @endpoint
     async def withdraw(self, offers: list[int]) -> None:
@@ -192,33 +162,21 @@ class Volume(Actor):
         await self.offers.withdraw(offers)
 
     @endpoint
-    async def forget(self, gone: list[tuple[str, int, int]]) -> None:
-        """`delete_many`, for the index."""
-        self.delete_many(gone)
-
-    def delete_many(self, gone: list[tuple[str, int, int]]) -> None:
-        """Forget values; those that are gone already are ignored."""
-        for key, generation, slot in gone:
-            if generation == 0:
-                self._replaced([key])
-            else:
-                self.values.drop(key, generation, slot)
+    async def forget(self, values: list[DeletedValue]) -> None:
+        """`VolumeContents.delete`, for the index."""
+        self.contents.delete(values)
 
     @endpoint
     async def lease(self, key: str, generation: int, holder: str, seconds: float) -> None:
-        """See `VolumeContents.lease`; 0 seconds end it."""
-        self._check_open()
-        if seconds > 0:
-            self.values.lease(key, generation, holder, seconds)
-        else:
-            self.values.end_lease(key, generation, holder)
+        """See `VolumeContents.lease`."""
+        self.contents.lease(key, generation, holder, seconds)
 
     @endpoint
     async def stats(self) -> dict[str, int]:
         """See `VolumeContents.stats`; without stock clients' values. `offered`: answers read by RDMA."""
-        return self.values.stats() | {"offered": self.offers.made}
+        return self.contents.stats() | {"offered": self.offers.made}
 
-    # -- what a stock client calls ------------------------------------------------------------------------
+    # -- what a stock client calls -------------------------------------------------------------------------
 
     @endpoint
     async def get_id(self) -> str:
@@ -242,12 +200,9 @@ class Volume(Actor):
 
     @endpoint
     async def reset(self) -> None:
-        self._forget_all()
-
-    def _forget_all(self) -> None:
-        self.values.reset()
-        if self._storage is not None:
-            self._storage.reset()
+        self.contents.reset()
+        if self._stock_volume is not None:
+            self._stock_volume.reset()
 
 
 class Index(Actor):
@@ -268,7 +223,7 @@ class Index(Actor):
         self._open = True
 
     def _stock(self) -> StockIndex:
-        """StockIndex on what stock clients put; made when the first of them calls."""
+        """Where the values of stock clients are; made when the first of them calls."""
         if self._stock_index is None:
             from neoproto.store.torchstore.stock import StockIndex
 
@@ -317,13 +272,11 @@ class Index(Actor):
             raise StoreClosed("the store is closed")
 
     def _forget(self, key: str) -> list[DeletedValue]:
-        gone = [
-            DeletedValue(key=key, generation=0, volume=volume) for volume in self._stock_volumes.pop(key, {})
-        ]
+        volumes = self._stock_volumes.pop(key, {})
+        deleted = [DeletedValue(key=key, generation=0, volume=volume) for volume in volumes]
         if (ref := self.refs.pop(key, None)) is not None:
-            slot = 0 if ref.location is None else ref.location.slot
-            gone.append(DeletedValue(key=key, generation=ref.generation, volume=ref.volume, slot=slot))
-        return gone
+            deleted.append(_deleted(ref))
+        return deleted
 
     @endpoint
     async def locate_volumes(self, key: str) -> Any:
@@ -334,7 +287,7 @@ class Index(Actor):
         old = self.refs.pop(key, None)
         if old is not None and old.volume != storage_volume_id:
             volume = self._volume_mesh.slice(**self._volumes[old.volume])
-            await volume.forget.call_one([(key, old.generation, old.location.slot if old.location else 0)])
+            await volume.forget.call_one([_deleted(old)])
         self._stock().on_put(key, request, storage_volume_id)
 
     @endpoint
@@ -352,6 +305,11 @@ class Index(Actor):
         self._open = False
         self.refs.clear()
         self._stock_index = None
+
+
+def _deleted(ref: ObjectRef) -> DeletedValue:
+    slot = 0 if ref.location is None else ref.location.slot
+    return DeletedValue(key=ref.key, generation=ref.generation, volume=ref.volume, slot=slot)
 
 
 class StoreServer:

@@ -1,4 +1,4 @@
-"""A value that stays readable until its holder lets go, or dies.
+"""A value that stays readable until its holder releases it, or dies.
 
 snapshot ──lease──> volume ──(renewed by the client's loop every third of its time)──> release
                       └─ deleted meanwhile: freed when the last lease ends
@@ -7,7 +7,7 @@ snapshot ──lease──> volume ──(renewed by the client's loop every thi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import uuid
 from typing import TYPE_CHECKING, Any, Self
 
 from neoproto.errors import LeaseExpired, StoreError
@@ -15,8 +15,6 @@ from neoproto.store.base import ObjectRef, Rows
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.client import StoreClient
-
-Renew = Callable[[float], Awaitable[None]]
 
 
 class Snapshot:
@@ -26,9 +24,12 @@ class Snapshot:
         ref: the value.
     """
 
-    def __init__(self, store: StoreClient, ref: ObjectRef, lease: Lease) -> None:
+    def __init__(self, client: StoreClient, ref: ObjectRef, seconds: float) -> None:
         self.ref = ref
-        self._store, self._lease = store, lease
+        self._client, self._seconds = client, seconds
+        self._holder = uuid.uuid4().hex
+        self._ended = False
+        self._released = asyncio.Event()
 
     def get(self, *, rows: Rows | None = None) -> Any:
         """The value, or some of its rows.
@@ -36,15 +37,15 @@ class Snapshot:
         Raises:
             LeaseExpired: the lease was released, or could not be renewed in time.
         """
-        if self._lease.ended:
+        if self._ended:
             raise LeaseExpired(f"the lease on {self.ref.key!r} has ended")
-        return self._store.get(self.ref, rows=rows)
+        return self._client.get(self.ref, rows=rows)
 
     def release(self) -> None:
-        """Let go. Releasing twice is harmless."""
-        if not self._lease.ended:
-            self._lease.ended = True
-            self._store.run(self._lease.end())
+        """End the lease. Releasing twice is harmless."""
+        if not self._ended:
+            self._ended = True
+            self._client.run(self._release())
 
     def __enter__(self) -> Self:
         return self
@@ -52,32 +53,27 @@ class Snapshot:
     def __exit__(self, *exception: object) -> None:
         self.release()
 
+    # -- on the client's loop ------------------------------------------------------------------------------
 
-class Lease:
-    """Keeps itself alive on the client's loop."""
-
-    def __init__(self, renew: Renew, seconds: float) -> None:
-        """Args:
-        renew: tells the volume for how many seconds more; 0 ends the lease.
-        """
-        self.ended = False
-        self._renew, self._seconds = renew, seconds
-        self._over = asyncio.Event()
+    async def renew(self) -> None:
+        """Take the lease, or have it last for its whole time again."""
+        await self._client.lease(self.ref, self._holder, self._seconds)
 
     async def keep(self) -> None:
-        """Renew until `end`; a renewal that fails ends the lease, for the volume lets it expire then."""
+        """Renew until the release. A renewal that fails ends the lease: the volume lets it expire then."""
         try:
             while True:
                 try:
+                    # A third of the time: two renewals may be late before the volume's clock runs out.
                     async with asyncio.timeout(self._seconds / 3):
-                        await self._over.wait()
+                        await self._released.wait()
                         return
                 except TimeoutError:
-                    await self._renew(self._seconds)
+                    await self.renew()
         except StoreError:
-            self.ended = True
+            self._ended = True
 
-    async def end(self) -> None:
-        """Stop renewing and tell the volume."""
-        self._over.set()
-        await self._renew(0.0)
+    async def _release(self) -> None:
+        # In this order: a renewal after the volume was told would take the lease again.
+        self._released.set()
+        await self._client.lease(self.ref, self._holder, 0.0)

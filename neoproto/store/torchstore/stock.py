@@ -61,9 +61,10 @@ class StockStrategy(TorchStoreStrategy):
 class StockVolume(InMemoryStore):
     """A volume's values: TorchStore's own (`kv`), and those of our clients beside them."""
 
-    def __init__(self, values: VolumeContents) -> None:
+    def __init__(self, contents: VolumeContents) -> None:
         super().__init__()
-        self.values = values
+        self.contents = contents
+        contents.forget_stock = lambda key: self.kv.pop(key, None)
 
     async def put(self, key: str, transport_buffer: Any, request: Any) -> None:
         """A stock client's put: TorchStore's own, and ours under that key is gone."""
@@ -72,9 +73,9 @@ class StockVolume(InMemoryStore):
 
     async def get(self, key: str, transport_buffer: Any, request: Any) -> Any:
         """A stock client's get, of its own value or of one of ours."""
-        if key not in self.values.newest:
+        if key not in self.contents.newest:
             return await super().get(key, transport_buffer, request)
-        value = self.values.value_of(key)
+        value = self.contents.value_of(key)
         if isinstance(value, torch.Tensor):
             await transport_buffer.write_from(value)
         else:
@@ -82,9 +83,9 @@ class StockVolume(InMemoryStore):
         return transport_buffer
 
     async def get_meta(self, key: str, request: Any = None) -> Any:
-        if key not in self.values.newest:
+        if key not in self.contents.newest:
             return await super().get_meta(key, request)
-        info = self.values.info_of(key)
+        info = self.contents.info_of(key)
         return (torch.Size(info.shape), getattr(torch, info.dtype)) if info.kind == "tensor" else "obj"
 
     async def delete(self, key: str) -> None:
@@ -92,9 +93,9 @@ class StockVolume(InMemoryStore):
             await super().delete(key)
 
     def _drop_ours(self, key: str) -> bool:
-        generation = self.values.newest.get(key)
+        generation = self.contents.newest.get(key)
         if generation is not None:
-            self.values.drop(key, generation)
+            self.contents.drop(key, generation)
         return generation is not None
 
 

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from neoproto.errors import StoreClosed
-from neoproto.store.base import StoreFuture
 from neoproto.store.loop import LoopThread
 
 MARK = contextvars.ContextVar("mark", default="unset")
@@ -40,11 +39,11 @@ def test_every_task_runs_in_the_context_the_loop_was_made_in(loop):
 
 def test_a_future_is_awaited_on_any_loop_and_waited_for_on_any_thread(loop):
     async def main():
-        return await StoreFuture(loop.submit(mark()))
+        return await loop.submit(mark())
 
     assert asyncio.run(main()) == "made here"
     with pytest.raises(TimeoutError):
-        StoreFuture(loop.submit(asyncio.sleep(5))).result(0.01)
+        loop.submit(asyncio.sleep(5)).result(0.01)
 
 
 def test_errors_reach_the_waiting_thread(loop):

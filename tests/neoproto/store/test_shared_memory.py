@@ -19,10 +19,12 @@ from neoproto.store import shm
 from neoproto.store import volume as volume_module
 from neoproto.store.base import ObjectRef
 from neoproto.store.codec import encode
+from neoproto.store.counters import REPORTED
 from neoproto.store.shm import MAP_BYTES, SharedVolume, aligned, layout, total_bytes
 from neoproto.store.volume import SegmentPool, VolumeContents, VolumeOptions, round_up, volume_ids
 
 MIB = 1 << 20
+NO_STATS = ("a client", dict.fromkeys(REPORTED, 0))
 
 
 class Host:
@@ -49,7 +51,7 @@ class Host:
         writer.write(location, parts)
         self.generation += 1
         self.view.seal([location.slot], [self.generation])
-        self.pool.commit(reservation.token, [(location.slot, self.generation)])
+        self.pool.fulfil(reservation.token, location.slot, self.generation)
         writer.close()
         return ObjectRef(
             store="unit", key="k", volume="0", info=info, generation=self.generation, location=location
@@ -189,7 +191,7 @@ def test_a_killed_writer_takes_nothing_along(tmp_path):
     with pytest.raises(StoreError, match="taken back"):
         host.view.open_writer(reservation)
     with pytest.raises(StoreError, match="taken back"):
-        host.pool.commit(reservation.token, [(reservation.slots[0], 5)])
+        host.pool.fulfil(reservation.token, reservation.slots[0], 5)
     host.owner.release()
 
 
@@ -201,8 +203,9 @@ def test_a_value_announced_by_a_writer_that_died_stays_until_deleted():
     now[0] = 1000.0
     host.pool.reap()
     assert host.table.words[reservation.slots[0]] == 55
-    assert not host.pool.frees_value(reservation.slots[0], 54)
-    assert host.pool.frees_value(reservation.slots[0], 55)
+    host.pool.free_uncommitted(reservation.slots[0], 54)
+    assert host.pool.stats().idle_segments == 0
+    host.pool.free_uncommitted(reservation.slots[0], 55)
     assert host.pool.stats().idle_segments == 1
     host.owner.release()
 
@@ -210,15 +213,15 @@ def test_a_value_announced_by_a_writer_that_died_stays_until_deleted():
 def test_a_value_overwritten_before_its_commit_came_is_gone_and_its_put_no_failure(host):
     first, second = host.reserve(100), host.reserve(100)
     host.view.seal(first.slots, [55])
-    assert host.pool.frees_value(first.slots[0], 55)  # another writer's value has taken the key
+    host.pool.free_uncommitted(first.slots[0], 55)  # another writer's value has taken the key
     again = host.reserve(100)  # may have the slot by now
     host.view.seal(second.slots, [66])
-    assert host.pool.commit(second.token, [(second.slots[0], 66)]) == set()
-    assert host.pool.commit(first.token, [(first.slots[0], 55)]) == {55}
+    assert host.pool.fulfil(second.token, second.slots[0], 66)
+    assert not host.pool.fulfil(first.token, first.slots[0], 55)
     with pytest.raises(StoreError, match="taken back"):
-        host.pool.commit(first.token, [(first.slots[0], 55)])
+        host.pool.fulfil(first.token, first.slots[0], 55)
     host.view.seal(again.slots, [77])
-    assert host.pool.commit(again.token, [(again.slots[0], 77)]) == set()
+    assert host.pool.fulfil(again.token, again.slots[0], 77)
 
 
 def test_the_bound_holds_and_idle_segments_make_room(host):
@@ -393,10 +396,10 @@ def test_leases_hold_up_deletion_and_expire(shared):
     held = values(lambda: now[0], shared)
     info, parts = encode(torch.arange(3))
     for generation in (1, 2):
-        asyncio.run(held.keep([SentValue(key="k", generation=generation, info=info, parts=parts)]))
+        asyncio.run(held.put([SentValue(key="k", generation=generation, info=info, parts=parts)], NO_STATS))
 
     def there(generation):
-        return held.read(ValueRequest(key="k", generation=generation, rows=None)).info is not None
+        return held.get(ValueRequest(key="k", generation=generation, rows=None)).info is not None
 
     held.lease("k", 1, "a", 10.0)
     held.lease("k", 1, "b", 20.0)
@@ -407,7 +410,7 @@ def test_leases_hold_up_deletion_and_expire(shared):
         held.lease("k", 1, "c", 10.0)
     with pytest.raises(KeyMissing):
         held.lease("k", 2, "c", 10.0)
-    held.end_lease("k", 1, "a")
+    held.lease("k", 1, "a", 0.0)
     now[0] = 15.0
     held.lease("k", 1, "b", 20.0)
     assert held.stats()["deferred_deletions"] == 1

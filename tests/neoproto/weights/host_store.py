@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from neoproto.errors import KeyMissing
+from neoproto.store.counters import REPORTED, ClientCounters
 from neoproto.store.shm import SharedVolume
-from neoproto.store.torchstore.client import ClientCounters
 from neoproto.store.torchstore.in_place import InPlaceWriter
 from neoproto.store.volume import VolumeContents, VolumeOptions
+from neoproto.store.wire import pack
 
 
 class HostStore:
@@ -51,19 +52,17 @@ class HostStore:
         with self.lock:
             return self.loop.run_until_complete(work)
 
-    async def reserve(self, what: str, wanted: Any, retired: Any) -> Any:
-        return await self.values.reserve(wanted, retired)
+    async def reserve(self, what: str, wanted: Any) -> Any:
+        return await self.values.reserve(wanted)
 
-    async def publish(self, what: str, written: Any) -> Any:
-        try:
-            self.values.commit(written.tokens, written.refs)
-        finally:
-            written.close()
-        return written.refs
+    async def retire(self, tokens: Any) -> None:
+        await self.values.reserve([], tokens)
 
-    async def drop(self, gone: Any) -> None:
-        for one in gone:
-            self.values.drop(one.key, one.generation, one.slot)
+    async def publish(self, what: str, refs: Any, tokens: Any) -> None:
+        self.values.commit(tokens, pack(refs), ("a client", dict.fromkeys(REPORTED, 0)))
+
+    async def free(self, deleted: Any) -> None:
+        self.values.delete(deleted)
 
     # what weights need of a store
 

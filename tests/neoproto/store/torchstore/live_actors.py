@@ -14,7 +14,7 @@ from monarch.actor import Actor, current_rank, endpoint
 from neoproto.data import DataProto
 from neoproto.errors import NeoProtoError
 from neoproto.store import set_process_store
-from neoproto.store.torchstore.engine import StoreClient
+from neoproto.store.torchstore.client import StoreClient
 
 DTYPES = [
     torch.float32,

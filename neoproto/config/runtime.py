@@ -10,7 +10,8 @@ from neoproto.config.base import EnvName, Name, Plain, Seconds, Section, Text
 
 
 class ObjectStoreConfig(Section):
-    """The one global TorchStore of a run."""
+    """The one object store of a run: an index, volumes and shared-memory segments of our own, which answer
+    TorchStore's endpoints, so that stock TorchStore clients read and write the same keys."""
 
     store_name_prefix: Name = "neoproto"
     """The store is named {prefix}_{run}."""

@@ -1,4 +1,4 @@
-"""docs/runtime.md and a worker of docs/extending.md, run as scripts: their classes live in `__main__`."""
+"""docs/runtime.md, and examples of docs/extending.md and docs/data.md, run as scripts."""
 
 from __future__ import annotations
 
@@ -53,5 +53,13 @@ def test_the_worker_of_the_page_about_extending_runs(tmp_path: Path) -> None:
     assert re.fullmatch(
         r"loss 0\.\d+ on 2 ranks\n(1\.00|0\.9\d) of 101 held-out pairs in the right order\n", ended.stdout
     )
+    (run,) = (tmp_path / "outputs" / "runtime").iterdir()
+    assert wait_until_clean(run.name.rpartition("-")[2], None, 2.0) == []
+
+
+def test_a_stock_torchstore_client_shares_the_store(tmp_path: Path) -> None:
+    ended = run_program(PAGE.parent / "examples" / "stock_client.py", tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1] == "the actor stored ['lengths.first']: [3, 1]"
     (run,) = (tmp_path / "outputs" / "runtime").iterdir()
     assert wait_until_clean(run.name.rpartition("-")[2], None, 2.0) == []

@@ -21,90 +21,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed
-from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.deadline import DeadlineWatch
-from neoproto.runtime.display import call_facts
+from neoproto.errors import GroupBroken, RuntimeClosed
+from neoproto.runtime.call import GroupCall
+from neoproto.runtime.deadline import (
+    FAILURE_HOLD_S,
+    MESHES_TIMEOUT_S,
+    STATUS_TIMEOUT_S,
+    DeadlineWatch,
+    budget,
+)
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.wire import CANCEL, CallHeader, RemoteFailure, decode, decode_failure
+from neoproto.runtime.wire import (
+    CANCEL,
+    CallHeader,
+    GroupRef,
+    MethodCall,
+    RemoteFailure,
+    decode,
+    decode_failure,
+)
 
 Collect = Callable[[list[Any]], Any]
-
-FAILURE_HOLD_S = 0.25
-"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
-is noticed a moment later than the collective that it broke."""
-STATUS_TIMEOUT_S = 1.0
-"""How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+"""Makes the value of a call out of its results, in the order of `MethodCall.sends`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """A call, on its way to some ranks of a group.
+class PendingCall(GroupCall):
+    """A call that this process has sent to ranks of a group."""
 
-    Attributes:
-        role, method: what to run; role "" is a group's only worker.
-        sends: (ranks, pickled arguments): each payload goes to its ranks.
-        deadline: absolute, monotonic.
-        is_async: the method is a coroutine function.
-        collect: makes the value out of the results in the order of `sends`.
-        keeps: lives as long as the call is under way.
-    """
-
-    role: str
-    method: str
-    sends: Sequence[tuple[Sequence[int], bytes]]
-    deadline: float
-    is_async: bool
-    collect: Collect
-    keeps: object = None
-
-    @property
-    def ranks(self) -> list[int]:
-        """All ranks it goes to, in the order of `sends`."""
-        return [rank for some, _ in self.sends for rank in some]
-
-
-class PendingCall(RemoteCall[Any]):
-    """A call to some ranks of one group."""
-
-    def __init__(self, tracker: CallTracker, group: GroupState, call_id: int, submission: Submission) -> None:
-        super().__init__(self._collect)
-        self.call_id, self.group = call_id, group
-        self.method, self.is_async = submission.method, submission.is_async
-        self.deadline, self.submitted = submission.deadline, time.monotonic()
-        self.replies: dict[int, RemoteFailure | bytes | None] = dict.fromkeys(submission.ranks)
+    def __init__(
+        self,
+        tracker: CallTracker,
+        group: GroupState,
+        call_id: int,
+        call: MethodCall,
+        deadline: float,
+        collect: Collect,
+        keep_alive: object,
+    ) -> None:
+        super().__init__(group.name, call.method, call.ranks, deadline, self._collect, keep_alive)
+        self.call_id, self.group, self.is_async = call_id, group, call.is_async
+        self.replies: dict[int, RemoteFailure | bytes | None] = dict.fromkeys(self.ranks)
         self.missing = len(self.replies)
         self.failure: RemoteFailure | None = None
-        self.keeps = submission.keeps
-        self._tracker, self._collect_results = tracker, submission.collect
+        self._tracker, self._collect_results = tracker, collect
 
     def cancel(self) -> bool:
-        if not self._tracker.end_early(
-            self, error=CallCancelled(f"{self.group.name}.{self.method} was cancelled")
-        ):
+        if not self._tracker.end_early(self, error=self.cancelled_error()):
             return False
         if self.is_async:
             header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
-            self.group.processes.send(tuple(self.replies), header, b"")
+            self.group.processes.send(self.ranks, header, b"")
         return True
-
-    def _title(self) -> str:
-        return f"RemoteCall {self.group.name}.{self.method}"
-
-    def _facts(self) -> dict[str, str]:
-        answered = [rank for rank, reply in self.replies.items() if reply is not None]
-        return call_facts(
-            state=self._state(),
-            ranks=list(self.replies),
-            answered=answered,
-            deadline=self.deadline,
-            ended=self._settled,
-        )
 
     def silent_ranks(self) -> list[int]:
         """Ranks that have not answered."""
         return [rank for rank, reply in self.replies.items() if reply is None]
+
+    def _answered(self) -> list[int]:
+        return [rank for rank, reply in self.replies.items() if reply is not None]
 
     def _collect(self, raw: RemoteFailure | dict[int, bytes]) -> Any:
         if isinstance(raw, RemoteFailure):
@@ -122,9 +97,14 @@ class _Abandoned:
 
 
 class CallTracker:
-    """All calls of this process to all groups."""
+    """All groups of a run, and all calls to them; lives in the run's root.
+
+    Attributes:
+        groups: by key. Closed ones stay, so that whoever still holds a handle learns how they ended.
+    """
 
     def __init__(self) -> None:
+        self.groups: dict[str, GroupState] = {}
         self._lock = threading.Lock()
         self._pending: dict[int, PendingCall] = {}
         self._abandoned: dict[int, _Abandoned] = {}
@@ -134,10 +114,21 @@ class CallTracker:
         self._closed: str | None = None
         self._draining = False
 
-    def start(self, group: GroupState, submission: Submission, *, relayed: bool = False) -> PendingCall:
+    def start(
+        self,
+        group: GroupRef,
+        call: MethodCall,
+        deadline: float,
+        collect: Collect = list,
+        keep_alive: object = None,
+        *,
+        relayed: bool = False,
+    ) -> PendingCall:
         """Number, register and send a call.
 
         Args:
+            deadline: absolute, monotonic.
+            keep_alive: lives as long as the call is under way.
             relayed: a worker asks; it may do so for what is being drained, so it is let through then.
 
         Raises:
@@ -146,48 +137,74 @@ class CallTracker:
         with self._lock:
             if self._closed is not None and not (relayed and self._draining):
                 raise RuntimeClosed(self._closed)
+            state = self._known_group(group)
             self._next_id += 1
-            call = PendingCall(self, group, self._next_id, submission)
-            self._pending[call.call_id] = call
+            pending = PendingCall(self, state, self._next_id, call, deadline, collect, keep_alive)
+            # Registered before the group is asked who lives: a death is marked before the pending calls are
+            # looked through, so one of the two sees the other.
+            self._pending[pending.call_id] = pending
         try:
-            may_be_sent = group.admit(call.replies)
-            if call.deadline <= call.submitted:  # over before it began: no rank hears of it
-                elapsed = max(0.0, call.deadline - call.submitted)
-                late = DeadlineExceeded(call.method, group.name, list(call.replies), elapsed)
-                self.settle(call, error=late)
-                return call
+            may_be_sent = state.admit(pending.ranks)
+            if deadline <= pending.submitted:  # over before it began: no rank hears of it
+                self.settle(pending, error=pending.deadline_error(pending.ranks))
+                return pending
             if may_be_sent:
-                self._send(call, submission)
+                self._send(pending, call)
         except BaseException:
-            self._forget(call)
+            self._forget(pending)
             raise
-        if call.deadline != math.inf:
-            self._watch_deadline(call)
-        return call
+        if deadline != math.inf:
+            self._watch_deadline(pending)
+        return pending
 
-    def _send(self, call: PendingCall, submission: Submission) -> None:
-        budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
-        group = call.group
+    def _send(self, pending: PendingCall, call: MethodCall) -> None:
+        state = pending.group
         ranks: tuple[int, ...] | None = None
         sequence: int | tuple[int, ...] | None = None
         if not call.is_async:
-            sequence, ranks = group.take_turns(call.replies)
+            # From here on the call must reach every rank: none passes over a turn that was taken.
+            sequence, ranks = state.take_turns(pending.ranks)
         header = CallHeader(
-            call_id=call.call_id,
-            role=submission.role,
+            call_id=pending.call_id,
+            role=call.role,
             method=call.method,
             sequence=sequence,
             ranks=ranks,
-            budget_s=budget,
+            budget_s=budget(pending.deadline),
         )
         try:
-            for some, payload in submission.sends:
-                group.processes.send(some, header, payload)
+            for some, payload in call.sends:
+                state.processes.send(some, header, payload)
         except BaseException:
             if sequence is not None:
                 # Some ranks would wait for this turn for ever.
-                group.mark_broken(f"{group.name} is broken: {call.method} could not be sent to all its ranks")
+                state.mark_broken(f"{state.name} is broken: {call.method} could not be sent to all its ranks")
             raise
+
+    def mesh_ranks(self, group: GroupRef, role: str) -> Sequence[Mapping[str, tuple[int, bool]]]:
+        """What the workers told `Worker.register_mesh`, by rank.
+
+        Raises:
+            RuntimeClosed: the group has been closed.
+        """
+        state = self._known_group(group)
+        if state.closed is not None:
+            raise RuntimeClosed(state.closed)
+        return state.processes.meshes(role, MESHES_TIMEOUT_S)
+
+    def native(self, group: GroupRef) -> Any:
+        """The backend's own handle on a group's processes."""
+        return self._known_group(group).processes.native
+
+    def state(self, group: GroupRef) -> GroupState | None:
+        """The state of a group, if it is of this run."""
+        return self.groups.get(group.key)
+
+    def _known_group(self, group: GroupRef) -> GroupState:
+        state = self.groups.get(group.key)
+        if state is None:
+            raise RuntimeClosed(f"worker group {group.name} has been closed")
+        return state
 
     def on_reply(self, call_id: int, rank: int, outcome: RemoteFailure | bytes) -> None:
         """A rank has answered. Runs on the backend's thread: settles, never blocks."""
@@ -249,9 +266,7 @@ class CallTracker:
     def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
         """End a call and forget it; False if it had ended."""
         self._forget(call)
-        settled = call._settle(raw, error)
-        call.keeps = None
-        return settled
+        return call._settle(raw, error)
 
     def fail_all(self, group: GroupState | None, reason: str) -> None:
         """End every call under way, of one group or of all, with `RuntimeClosed`."""
@@ -303,7 +318,6 @@ class CallTracker:
             ).start()
 
     def _report_expiry(self, call: PendingCall) -> None:
-        elapsed = call.deadline - call.submitted
         group, silent = call.group, call.silent_ranks()
         statuses = group.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
         if not call.is_async:
@@ -312,7 +326,7 @@ class CallTracker:
         mute = [rank for rank in silent if rank not in statuses]
         if mute and not call.done():
             stacks |= group.processes.stacks(mute)
-        self.settle(call, error=DeadlineExceeded(call.method, group.name, silent, elapsed, stacks))
+        self.settle(call, error=call.deadline_error(silent, stacks))
 
     def _check_abandoned(self, call_id: int) -> None:
         """The deadline has passed of a call that had ended for its caller before."""

@@ -1,4 +1,9 @@
-"""Absolute deadlines on this process's monotonic clock, and the thread that watches them."""
+"""Deadlines: absolute on this process's monotonic clock, a budget in seconds on the way to another process.
+
+The clocks of two processes differ, so a deadline never travels: `budget` says how much of it is left, and
+`deadline_of` makes a deadline of that again where it arrives. All margins around the deadlines of calls are
+here, too, and the thread that watches for deadlines that pass.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,19 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+
+FAILURE_HOLD_S = 0.25
+"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
+is noticed a moment later than the collective that it broke."""
+STATUS_TIMEOUT_S = 1.0
+"""How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+RELAY_GRACE_S = 5.0
+"""A worker's own end of a call that the root has not answered, so long after its deadline: as a rule the root
+reports the deadline, and knows which ranks are silent."""
+LATE_S = 1.0
+"""A sync call that begins after its deadline may run as long as its whole budget, and at least this long."""
+MESHES_TIMEOUT_S = 30.0
+"""How long workers are asked which device meshes they have registered."""
 
 _running_deadline: ContextVar[float] = ContextVar("neoproto_running_deadline", default=math.inf)
 """The deadline of the call this code runs for; infinite outside one."""
@@ -31,6 +49,16 @@ def deadline_after(timeout: float | None) -> float:
     if not timeout >= 0:
         raise ValueError(f"timeout must be a number of seconds ≥ 0, got {timeout!r}")
     return min(inherited, time.monotonic() + timeout)
+
+
+def budget(deadline: float) -> float | None:
+    """Seconds left until a deadline, to send; None without one."""
+    return None if deadline == math.inf else deadline - time.monotonic()
+
+
+def deadline_of(budget_s: float | None) -> float:
+    """The deadline of a budget that has just arrived."""
+    return math.inf if budget_s is None else time.monotonic() + budget_s
 
 
 def set_deadline(deadline: float) -> None:

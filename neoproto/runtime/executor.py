@@ -24,7 +24,7 @@ from typing import Any
 
 from neoproto import trace
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
-from neoproto.runtime.deadline import set_deadline
+from neoproto.runtime.deadline import LATE_S, deadline_of, set_deadline
 from neoproto.runtime.wire import (
     CANCEL,
     INIT,
@@ -40,9 +40,6 @@ from neoproto.user_code import end_fork
 
 Reply = Callable[[RemoteFailure | bytes], None]
 """Sends the outcome of one call home; may be used on any thread."""
-
-LATE_S = 1.0
-"""A sync call that begins after its deadline may run as long as its whole budget, and at least this long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +185,7 @@ class WorkerExecutor:
 
     def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
         """Take a call: it has its turn in the order, or its turn on the loop, when this returns."""
-        deadline = math.inf if header.budget_s is None else time.monotonic() + header.budget_s
+        deadline = deadline_of(header.budget_s)
         context = self._context.copy()
         turn = header.turn(self.identity.rank)
         if turn is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from neoproto.errors import GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.files import is_full
 from neoproto.runtime.backend import ProcessGroup
+from neoproto.runtime.wire import GroupRef
 
 LOG_TAIL_LINES = 20
 
@@ -39,6 +40,11 @@ class GroupState:
     def world_size(self) -> int:
         return len(self._turns)
 
+    @property
+    def ref(self) -> GroupRef:
+        """What names the group in other processes."""
+        return GroupRef(key=self.key, name=self.name, world_size=self.world_size)
+
     def admit(self, ranks: Iterable[int]) -> bool:
         """Whether a call to `ranks` may be sent; False if one is dying and the cause is not yet known.
 
@@ -56,7 +62,7 @@ class GroupState:
                 raise self._deaths[rank]
         return not self.is_dying(ranks)
 
-    def take_turns(self, ranks: Mapping[int, object]) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
+    def take_turns(self, ranks: Sequence[int]) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
         """The next turn of each rank in its order of sync calls: one number if all have the same."""
         with self._lock:
             taken = tuple(self._turns[rank] for rank in ranks)

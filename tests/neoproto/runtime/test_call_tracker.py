@@ -12,10 +12,11 @@ import pytest
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import ProcessInfo
-from neoproto.runtime.call_tracker import FAILURE_HOLD_S, CallTracker, PendingCall, Submission
+from neoproto.runtime.call_tracker import CallTracker, PendingCall
+from neoproto.runtime.deadline import FAILURE_HOLD_S
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.wire import CANCEL, CallHeader, encode, encode_failure
+from neoproto.runtime.wire import CANCEL, CallHeader, MethodCall, encode, encode_failure
 
 
 class Processes:
@@ -49,19 +50,13 @@ class Bench:
         self.tracker = CallTracker()
         self.processes = Processes(count)
         self.group = GroupState("key", "g", self.processes, path)  # type: ignore[arg-type]
+        self.tracker.groups["key"] = self.group
 
     def start(
         self, *ranks: int, is_async: bool = False, timeout: float = math.inf, payload: bytes = b""
     ) -> PendingCall:
-        submission = Submission(
-            role="",
-            method="m",
-            sends=[(ranks, payload)],
-            deadline=time.monotonic() + timeout,
-            is_async=is_async,
-            collect=list,
-        )
-        return self.tracker.start(self.group, submission)
+        call = MethodCall(role="", method="m", sends=[(ranks, payload)], is_async=is_async)
+        return self.tracker.start(self.group.ref, call, time.monotonic() + timeout)
 
     def answer(self, call: PendingCall, rank: int, value: object) -> None:
         outcome = encode_failure(value, "there") if isinstance(value, Exception) else encode(value)

@@ -7,7 +7,6 @@ RelayedCall <──settle── on_answer <──answer───┘   on the bac
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import threading
@@ -31,15 +30,17 @@ class AttachedRuntime(RuntimeBase):
     """A worker's part in the run. Its groups end with it; the run and its store are not its to close."""
 
     def __init__(self, spec: AttachSpec, send: Callable[[Request], None]) -> None:
-        """Args:
-        send: takes a request to the root; does not wait.
+        """Attach to a run; asks for nothing yet.
+
+        Args:
+            spec: what is known of the run.
+            send: takes a request to the root; does not wait.
         """
         super().__init__(spec.run_id, spec.run_dir, spec.placement)
         self._send = send
         self._pending: dict[int, RelayedCall] = {}
         self._numbers = itertools.count(1)
-        self._watch = DeadlineWatch()
-        self._watched = 0
+        self._watch = DeadlineWatch(self._pending.__contains__)
         self._reaper = Reaper(lambda key: self._close_group(key, 5.0))
         self._closed: str | None = None
 
@@ -129,11 +130,7 @@ class AttachedRuntime(RuntimeBase):
             self._pending.pop(request.number, None)
             raise
         if call.deadline != math.inf:
-            self._watch.add(call.deadline + RELAY_GRACE_S, functools.partial(self._expire, request.number))
-            self._watched += 1
-            if self._watched > 2 * len(self._pending) + 1024:
-                self._watched = len(self._pending)
-                self._watch.prune(lambda expiry: expiry.args[0] in self._pending)  # type: ignore[attr-defined]
+            self._watch.add(call.deadline + RELAY_GRACE_S, self._expire, request.number)
 
     def cancel(self, number: int) -> None:
         """Have the root cancel a call; its answer is awaited no longer."""

@@ -211,8 +211,12 @@ class GroupCall(RemoteCall[Any]):
         convert: Callable[[Any], Any],
         keep_alive: object,
     ) -> None:
-        """Args:
-        keep_alive: lives as long as the call is under way: a group is not released below its calls.
+        """Make an unsettled call.
+
+        Args:
+            group_name, method, ranks, deadline: see the attributes.
+            convert: see `RemoteCall`.
+            keep_alive: lives as long as the call is under way: a group is not released below its calls.
         """
         super().__init__(convert)
         self.group_name, self.method, self.ranks = group_name, method, tuple(ranks)

@@ -1,14 +1,14 @@
-"""The calls a process has under way: numbers them, settles them by reply, death or deadline.
+"""All calls of a run, in its root: numbers them, sends them, settles them by reply, death or deadline.
 
-    start ──> _pending ──> backend.send            on_reply ─┐
-                  ▲                                on_death ─┼─settle──> RemoteCall
-                  └── registered before it is sent  expire ──┘
+    start ──> _pending ──> processes.send           on_reply ─┐
+                  ▲                                 on_death ─┼─settle──> RemoteCall
+                  └── registered before it is sent   _expire ─┘
 
-A call is registered before the group is asked whether the rank is alive, and a death is noted before the
-pending calls are looked through: whichever comes first, the call settles. So it is with broken groups.
+`start` runs on the thread that calls; `on_reply` and `on_death` on threads of the backend; `_expire` on the
+watch's. A call settles once, whichever of them is first.
 
 A sync call may end for its caller (an exception of one rank, a death, `cancel`) while ranks still run it. Its
-deadline is watched on: past it, what waits behind it on those ranks would wait for as long as it runs.
+deadline is still watched: past it, what waits behind it on those ranks would wait for as long as it runs.
 """
 
 from __future__ import annotations
@@ -103,16 +103,18 @@ class CallTracker:
         groups: by key. Closed ones stay, so that whoever still holds a handle learns how they ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: DeadlineWatch | None = None) -> None:
         self.groups: dict[str, GroupState] = {}
+        # Guards what follows, and the replies of pending calls. Never held while a call is settled or a group
+        # asked: both run code of others.
         self._lock = threading.Lock()
         self._pending: dict[int, PendingCall] = {}
         self._abandoned: dict[int, _Abandoned] = {}
+        # From a random number on: a late reply to a call of an earlier run must not match one of this run.
         self._next_id = random.SystemRandom().getrandbits(40) << 20
-        self._watch = DeadlineWatch()
-        self._watched = 0
         self._closed: str | None = None
         self._draining = False
+        self._watch = DeadlineWatch(self._is_watched) if watch is None else watch
 
     def start(
         self,
@@ -153,8 +155,7 @@ class CallTracker:
         except BaseException:
             self._forget(pending)
             raise
-        if deadline != math.inf:
-            self._watch_deadline(pending)
+        self._watch.add(deadline, self._expire, pending.call_id)
         return pending
 
     def _send(self, pending: PendingCall, call: MethodCall) -> None:
@@ -208,7 +209,7 @@ class CallTracker:
 
     def on_reply(self, call_id: int, rank: int, outcome: RemoteFailure | bytes) -> None:
         """A rank has answered. Runs on the backend's thread: settles, never blocks."""
-        call = self._pending.get(call_id)
+        call = self._pending.get(call_id)  # one look-up, atomic without the lock
         if call is None:
             self._answered_late(call_id, rank)
             return
@@ -222,13 +223,13 @@ class CallTracker:
             if isinstance(outcome, RemoteFailure):
                 call.failure = call.failure or outcome
         if isinstance(outcome, RemoteFailure) and outcome.broken:
-            call.group.mark_broken(outcome.message)
-            self._fail_behind(call.group, call_id, stuck={rank}, mute=set())
+            call.group.mark_broken(outcome.message)  # before the pending calls are looked through, as a death
+            self._fail_behind(call.group, call_id, stuck={rank}, unresponsive=set())
             complete = True
         if complete:
             self.settle(call, raw=call.failure or call.replies)
         elif first_failure:
-            self._watch.add(time.monotonic() + FAILURE_HOLD_S, _Due(self._end_hold, call_id))
+            self._watch.add(time.monotonic() + FAILURE_HOLD_S, self._end_hold, call_id)
 
     def _end_hold(self, call_id: int) -> None:
         call = self._pending.get(call_id)
@@ -260,7 +261,7 @@ class CallTracker:
             abandoned = _Abandoned(group=call.group, method=call.method, ranks=set(call.silent_ranks()))
             with self._lock:
                 self._abandoned[call.call_id] = abandoned
-            self._watch.add(call.deadline, _Due(self._check_abandoned, call.call_id))
+            self._watch.add(call.deadline, self._check_abandoned, call.call_id)
         return self.settle(call, raw, error)
 
     def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
@@ -296,36 +297,27 @@ class CallTracker:
 
     # Deadlines
 
-    def _watch_deadline(self, call: PendingCall) -> None:
-        self._watch.add(call.deadline, _Due(self.expire, call.call_id))
-        self._watched += 1
-        if self._watched > 2 * len(self._pending) + 1024:
-            self._watched = len(self._pending)
-            self._watch.prune(
-                lambda due: (
-                    isinstance(due, _Due) and (due.call_id in self._pending or due.call_id in self._abandoned)
-                )
-            )
+    def _is_watched(self, call_id: int) -> bool:
+        return call_id in self._pending or call_id in self._abandoned
 
-    def expire(self, call_id: int) -> None:
-        """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
+    def _expire(self, call_id: int) -> None:
+        """A deadline has passed."""
         call = self._pending.get(call_id)
         if call is not None and call.failure is not None:
             self._end_hold(call_id)
         elif call is not None:
-            threading.Thread(
-                target=self._report_expiry, args=(call,), name="neoproto-expiry", daemon=True
-            ).start()
+            _on_a_thread(self._report_expiry, call)
 
     def _report_expiry(self, call: PendingCall) -> None:
         group, silent = call.group, call.silent_ranks()
         statuses = group.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
         if not call.is_async:
+            # First this, then the call's own end: whoever sees it end finds the group broken.
             self._break_if_running(group, call.method, call.call_id, call.silent_ranks(), statuses)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
-        mute = [rank for rank in silent if rank not in statuses]
-        if mute and not call.done():
-            stacks |= group.processes.stacks(mute)
+        unresponsive = [rank for rank in silent if rank not in statuses]
+        if unresponsive and not call.done():
+            stacks |= group.processes.stacks(unresponsive)
         self.settle(call, error=call.deadline_error(silent, stacks))
 
     def _check_abandoned(self, call_id: int) -> None:
@@ -333,9 +325,7 @@ class CallTracker:
         with self._lock:
             abandoned = self._abandoned.pop(call_id, None)
         if abandoned is not None:
-            threading.Thread(
-                target=self._ask_abandoned, args=(call_id, abandoned), name="neoproto-expiry", daemon=True
-            ).start()
+            _on_a_thread(self._ask_abandoned, call_id, abandoned)
 
     def _ask_abandoned(self, call_id: int, abandoned: _Abandoned) -> None:
         group = abandoned.group
@@ -354,27 +344,29 @@ class CallTracker:
         statuses: Mapping[int, CallStatus],
     ) -> None:
         """Break the group if a sync call past its deadline runs on a rank, or if the rank does not say."""
-        mute = {rank for rank in silent if rank not in statuses and not group.is_dying([rank])}
+        unresponsive = {rank for rank in silent if rank not in statuses and not group.is_dying([rank])}
         runs = {rank for rank, status in statuses.items() if status.state == "running"}
-        running = [rank for rank in silent if rank in mute or rank in runs]
+        running = [rank for rank in silent if rank in unresponsive or rank in runs]
         if running and group.closed is None:
             reason = f"{group.name} is broken: {method} overran its deadline on rank(s) {running}"
             group.mark_broken(reason)
             group.processes.break_group(running, reason)
-            self._fail_behind(group, call_id, stuck=set(running), mute=mute)
+            self._fail_behind(group, call_id, stuck=set(running), unresponsive=unresponsive)
 
-    def _fail_behind(self, group: GroupState, call_id: int, *, stuck: set[int], mute: set[int]) -> None:
+    def _fail_behind(
+        self, group: GroupState, call_id: int, *, stuck: set[int], unresponsive: set[int]
+    ) -> None:
         """End what waits behind a call of a broken group, which may run for ever.
 
         Args:
             stuck: ranks that run it. A call that waits there keeps its other ranks waiting too.
-            mute: those of them that do nothing else, async methods included.
+            unresponsive: those of them that do nothing else, async methods included.
         """
         error = GroupBroken(group.broken)
         with self._lock:  # in the order of submission
             others = [call for call in self._pending.values() if call.group is group]
         for call in others:
-            waits_for = mute if call.is_async else stuck
+            waits_for = unresponsive if call.is_async else stuck
             if call.call_id == call_id or waits_for.isdisjoint(call.silent_ranks()):
                 continue
             if not call.is_async:
@@ -383,13 +375,6 @@ class CallTracker:
                 self.settle(call, error=error)
 
 
-class _Due:
-    """What the watch runs; knows its call by number, so that an ended call's results are not kept alive."""
-
-    __slots__ = ("call_id", "run")
-
-    def __init__(self, run: Callable[[int], None], call_id: int) -> None:
-        self.run, self.call_id = run, call_id
-
-    def __call__(self) -> None:
-        self.run(self.call_id)
+def _on_a_thread(function: Callable[..., None], *args: Any) -> None:
+    """Ask ranks about a passed deadline beside the watch's thread: other calls may be due meanwhile."""
+    threading.Thread(target=function, args=args, name="neoproto-expiry", daemon=True).start()

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from neoproto import trace
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
@@ -125,17 +125,17 @@ class CallStatus:
     """What a silent rank does with a call, and where it is.
 
     Attributes:
-        state: "queued"; "late": it began after its deadline, and is not yet an overrun; "running"; "unknown".
+        state: "late" is a call that began after its deadline and is not yet an overrun.
         stack: of the worker thread.
     """
 
-    state: str
+    state: Literal["queued", "late", "running", "unknown"]
     stack: str
 
 
 @dataclass(kw_only=True, slots=True)
 class _State:
-    """What the loop and the threads share; guarded by the executor's lock.
+    """What the loop, the worker thread and the thread that reads calls share; guarded by the executor's lock.
 
     Attributes:
         next_turn, waiting: the number of the sync call that is next, and those that came before their turn.
@@ -165,8 +165,13 @@ class WorkerExecutor:
         rendezvous: Rendezvous,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Args:
-        loop: runs the async methods.
+        """Start the worker thread; the worker is built by the `INIT` call.
+
+        Args:
+            identity: which process of which group this is.
+            host: its machine, for messages.
+            rendezvous: what `Worker.process_store` is made of.
+            loop: runs the async methods.
         """
         self.identity = identity
         # Monarch's, among others: what the worker's methods run in.
@@ -208,6 +213,8 @@ class WorkerExecutor:
     def _enqueue(self, turn: int, call: _SyncCall) -> None:
         with self._lock:
             state = self._state
+            # Into the thread's queue strictly by turn, whatever the order of arrival: ranks that ran sync
+            # calls in different orders would meet in different collectives.
             state.waiting[turn] = state.queued[call.header.call_id] = call
             state.unfinished += 1
             while state.next_turn in state.waiting:
@@ -216,7 +223,7 @@ class WorkerExecutor:
             self._note_overrun()
             overrun = state.broken is not None and state.running is not None
         if overrun:  # its turn may never come
-            self._refuse(call)
+            self._refuse(call)  # without the lock: a reply goes through the backend
 
     def _refuse(self, call: _SyncCall) -> None:
         """Answer a call ahead of its turn. It keeps its turn, and the thread passes over it."""
@@ -225,6 +232,7 @@ class WorkerExecutor:
 
     def status(self, call_id: int) -> CallStatus:
         """Where a call is, for the deadline's report; marks the group broken if it runs past its deadline."""
+        state: Literal["queued", "late", "running", "unknown"]
         with self._lock:
             self._note_overrun()
             running = self._state.running

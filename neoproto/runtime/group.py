@@ -85,6 +85,17 @@ class RemoteWorkerGroup:
         role: str = "",
         parent: RemoteWorkerGroup | None = None,
     ) -> None:
+        """Point at ranks of a group.
+
+        Args:
+            caller: starts the calls; None in a process without a runtime.
+            ref: the group.
+            methods: what can be called.
+            ranks: which of the group's.
+            block: their devices.
+            role: whose methods they are; "" is a group's only worker.
+            parent: is kept alive.
+        """
         self._caller, self._ref, self._methods = caller, ref, methods
         self._ranks: Sequence[int] = ranks
         self._block = block
@@ -268,10 +279,14 @@ class WorkerGroup(RemoteWorkerGroup):
         close: Callable[[str, float], None],
         abandon: Callable[[str], None],
     ) -> None:
-        """Args:
-        roles: the methods of each role; role "" is a group's only worker.
-        close: releases a group's processes: its key, how long it may drain.
-        abandon: has them released by somebody else; runs as a finalizer.
+        """Own the processes that `close` releases.
+
+        Args:
+            caller, ref: see `RemoteWorkerGroup`.
+            roles: the methods of each role; role "" is a group's only worker.
+            pool: where the processes are.
+            close: releases a group's processes: its key, how long it may drain.
+            abandon: has them released on another thread, by key; runs as a finalizer.
         """
         super().__init__(caller, ref, roles.get("", {}), range(ref.world_size), pool.block)
         self.pool = pool

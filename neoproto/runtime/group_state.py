@@ -29,6 +29,8 @@ class GroupState:
         self.key, self.name, self.processes = key, name, processes
         self.log_dir = log_dir
         self.closing = threading.Lock()
+        # Writers take the lock. Readers do without: each field only ever goes one way (living → dying → dead,
+        # open → broken, open → closed), so a late look is one that came a moment earlier.
         self._lock = threading.Lock()
         self._turns = [0] * len(processes.processes)
         self._deaths: dict[int, WorkerDied] = {}
@@ -64,7 +66,7 @@ class GroupState:
 
     def take_turns(self, ranks: Sequence[int]) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
         """The next turn of each rank in its order of sync calls: one number if all have the same."""
-        with self._lock:
+        with self._lock:  # of all ranks in one go: two calls must not have opposite orders on two ranks
             taken = tuple(self._turns[rank] for rank in ranks)
             for rank in ranks:
                 self._turns[rank] += 1

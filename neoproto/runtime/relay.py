@@ -96,8 +96,11 @@ class RelayServer:
     """The root's side."""
 
     def __init__(self, tracker: CallTracker, tasks: dict[str, Task]) -> None:
-        """Args:
-        tasks: what workers may have done, by name.
+        """Serve requests from the first `on_request` on.
+
+        Args:
+            tracker: takes the calls.
+            tasks: what workers may have done, by name.
         """
         self._tracker, self._tasks = tracker, tasks
         self._relayed: dict[tuple[Origin, int], PendingCall] = {}

@@ -56,9 +56,8 @@ def listed(runtime: Runtime) -> list[tuple[str, int]]:
     return [(row["group"], row["rank"]) for row in rows]
 
 
-def test_groups_do_not_take_the_names_of_what_is_the_runs_own() -> None:
+def test_groups_do_not_take_the_names_of_what_is_the_runs_own(runtime: Runtime, pool: ResourcePool) -> None:
     """They are rows of processes.json, or what lies beside the groups' folders of logs."""
-    runtime = Runtime(RuntimeSettings.from_config({}), None)
     wanted = (
         "controller",
         "store-volume",
@@ -69,8 +68,12 @@ def test_groups_do_not_take_the_names_of_what_is_the_runs_own() -> None:
         "actor",
         "actor",
     )
-    given = [runtime._unique_name(name) for name in wanted]
+    groups = [runtime.create_worker_group(ClassWithInitArgs(Adder), on=pool, name=name) for name in wanted]
+    given = [group.name for group in groups]
     assert given == [*(f"{name}-2" for name in wanted[:6]), "actor", "actor-2"]
+    for name in ("", "a/b", ".hidden"):
+        with pytest.raises(ConfigError, match="a group's name is a folder's name"):
+            runtime.create_worker_group(ClassWithInitArgs(Adder), on=pool, name=name)
 
 
 @pytest.mark.parametrize(

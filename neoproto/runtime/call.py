@@ -1,17 +1,24 @@
 """`RemoteCall`: the one handle on work under way elsewhere.
 
-replies, deaths, the deadline ──settle──> _outcome ──> result() / await / callbacks (gather, wait)
+    replies, deaths, the deadline ──settle──> _raw or _error ──> result() / await / callbacks (gather, wait)
+
+It is no `concurrent.futures.Future`: callbacks of `wait` and of an abandoned `await` are taken off again, or
+a call that lasts as long as the run would gather them; results are unpickled on the thread that waits, not on
+the one that reads replies; and a future, with its condition variable, takes three times as long to make.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-from neoproto.runtime.display import call_html
+from neoproto.errors import CallCancelled, DeadlineExceeded
+from neoproto.runtime.display import call_html, spans
 from neoproto.runtime.wire import RemoteFailure
 from neoproto.tables import LONGEST_CELL
 from neoproto.text import cut, first_line
@@ -185,6 +192,75 @@ class RemoteCall(Generic[T]):
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
+
+
+class GroupCall(RemoteCall[Any]):
+    """A call of a method on some ranks of a group.
+
+    Attributes:
+        group_name, method, ranks: what was called.
+        deadline, submitted: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        group_name: str,
+        method: str,
+        ranks: Sequence[int],
+        deadline: float,
+        convert: Callable[[Any], Any],
+        keep_alive: object,
+    ) -> None:
+        """Make an unsettled call.
+
+        Args:
+            group_name, method, ranks, deadline: see the attributes.
+            convert: see `RemoteCall`.
+            keep_alive: lives as long as the call is under way: a group is not released below its calls.
+        """
+        super().__init__(convert)
+        self.group_name, self.method, self.ranks = group_name, method, tuple(ranks)
+        self.deadline, self.submitted = deadline, time.monotonic()
+        self._keep_alive = keep_alive
+
+    def cancelled_error(self) -> CallCancelled:
+        """The error of a call that its caller has given up."""
+        return CallCancelled(f"{self.group_name}.{self.method} was cancelled")
+
+    def deadline_error(self, silent: Sequence[int], stacks: dict[int, str] | None = None) -> DeadlineExceeded:
+        """The error of a call whose deadline has passed.
+
+        Args:
+            silent: the ranks that had not answered.
+            stacks: where they are, as far as known.
+        """
+        elapsed = max(0.0, self.deadline - self.submitted)
+        return DeadlineExceeded(self.method, self.group_name, silent, elapsed, stacks)
+
+    def _settle(self, raw: Any = None, error: BaseException | None = None) -> bool:
+        settled = super()._settle(raw, error)
+        self._keep_alive = None
+        return settled
+
+    def _title(self) -> str:
+        return f"RemoteCall {self.group_name}.{self.method}"
+
+    def _answered(self) -> Sequence[int] | None:
+        """The ranks that have answered; None where that is not known."""
+        return None
+
+    def _facts(self) -> dict[str, str]:
+        facts = super()._facts() | {"ranks": spans(self.ranks)}
+        answered = self._answered()
+        if answered is not None:
+            which = f": {spans(answered)}" if answered else ""
+            facts["answered"] = f"{len(answered):,} of {len(self.ranks):,}{which}"
+        if not self._settled:
+            left = self.deadline - time.monotonic()
+            facts["deadline"] = (
+                "none" if left == math.inf else f"{left:,.1f} s left" if left > 0 else f"{-left:,.1f} s ago"
+            )
+        return facts
 
 
 class _Gather(RemoteCall[list[Any]]):

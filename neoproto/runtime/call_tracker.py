@@ -1,14 +1,14 @@
-"""The calls a process has under way: numbers them, settles them by reply, death or deadline.
+"""All calls of a run, in its root: numbers them, sends them, settles them by reply, death or deadline.
 
-    start ──> _pending ──> backend.send            on_reply ─┐
-                  ▲                                on_death ─┼─settle──> RemoteCall
-                  └── registered before it is sent  expire ──┘
+    start ──> _pending ──> processes.send           on_reply ─┐
+                  ▲                                 on_death ─┼─settle──> RemoteCall
+                  └── registered before it is sent   _expire ─┘
 
-A call is registered before the group is asked whether the rank is alive, and a death is noted before the
-pending calls are looked through: whichever comes first, the call settles. So it is with broken groups.
+`start` runs on the thread that calls; `on_reply` and `on_death` on threads of the backend; `_expire` on the
+watch's. A call settles once, whichever of them is first.
 
 A sync call may end for its caller (an exception of one rank, a death, `cancel`) while ranks still run it. Its
-deadline is watched on: past it, what waits behind it on those ranks would wait for as long as it runs.
+deadline is still watched: past it, what waits behind it on those ranks would wait for as long as it runs.
 """
 
 from __future__ import annotations
@@ -21,90 +21,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed
-from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.deadline import DeadlineWatch
-from neoproto.runtime.display import call_facts
+from neoproto.errors import GroupBroken, RuntimeClosed
+from neoproto.runtime.call import GroupCall
+from neoproto.runtime.deadline import (
+    FAILURE_HOLD_S,
+    MESHES_TIMEOUT_S,
+    STATUS_TIMEOUT_S,
+    DeadlineWatch,
+    budget,
+)
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.wire import CANCEL, CallHeader, RemoteFailure, decode, decode_failure
+from neoproto.runtime.wire import (
+    CANCEL,
+    CallHeader,
+    GroupRef,
+    MethodCall,
+    RemoteFailure,
+    decode,
+    decode_failure,
+)
 
 Collect = Callable[[list[Any]], Any]
-
-FAILURE_HOLD_S = 0.25
-"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
-is noticed a moment later than the collective that it broke."""
-STATUS_TIMEOUT_S = 1.0
-"""How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+"""Makes the value of a call out of its results, in the order of `MethodCall.sends`."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """A call, on its way to some ranks of a group.
+class PendingCall(GroupCall):
+    """A call that this process has sent to ranks of a group."""
 
-    Attributes:
-        role, method: what to run; role "" is a group's only worker.
-        sends: (ranks, pickled arguments): each payload goes to its ranks.
-        deadline: absolute, monotonic.
-        is_async: the method is a coroutine function.
-        collect: makes the value out of the results in the order of `sends`.
-        keeps: lives as long as the call is under way.
-    """
-
-    role: str
-    method: str
-    sends: Sequence[tuple[Sequence[int], bytes]]
-    deadline: float
-    is_async: bool
-    collect: Collect
-    keeps: object = None
-
-    @property
-    def ranks(self) -> list[int]:
-        """All ranks it goes to, in the order of `sends`."""
-        return [rank for some, _ in self.sends for rank in some]
-
-
-class PendingCall(RemoteCall[Any]):
-    """A call to some ranks of one group."""
-
-    def __init__(self, tracker: CallTracker, group: GroupState, call_id: int, submission: Submission) -> None:
-        super().__init__(self._collect)
-        self.call_id, self.group = call_id, group
-        self.method, self.is_async = submission.method, submission.is_async
-        self.deadline, self.submitted = submission.deadline, time.monotonic()
-        self.replies: dict[int, RemoteFailure | bytes | None] = dict.fromkeys(submission.ranks)
+    def __init__(
+        self,
+        tracker: CallTracker,
+        group: GroupState,
+        call_id: int,
+        call: MethodCall,
+        deadline: float,
+        collect: Collect,
+        keep_alive: object,
+    ) -> None:
+        super().__init__(group.name, call.method, call.ranks, deadline, self._collect, keep_alive)
+        self.call_id, self.group, self.is_async = call_id, group, call.is_async
+        self.replies: dict[int, RemoteFailure | bytes | None] = dict.fromkeys(self.ranks)
         self.missing = len(self.replies)
         self.failure: RemoteFailure | None = None
-        self.keeps = submission.keeps
-        self._tracker, self._collect_results = tracker, submission.collect
+        self._tracker, self._collect_results = tracker, collect
 
     def cancel(self) -> bool:
-        if not self._tracker.end_early(
-            self, error=CallCancelled(f"{self.group.name}.{self.method} was cancelled")
-        ):
+        if not self._tracker.end_early(self, error=self.cancelled_error()):
             return False
         if self.is_async:
             header = CallHeader(call_id=self.call_id, role="", method=CANCEL)
-            self.group.processes.send(tuple(self.replies), header, b"")
+            self.group.processes.send(self.ranks, header, b"")
         return True
-
-    def _title(self) -> str:
-        return f"RemoteCall {self.group.name}.{self.method}"
-
-    def _facts(self) -> dict[str, str]:
-        answered = [rank for rank, reply in self.replies.items() if reply is not None]
-        return call_facts(
-            state=self._state(),
-            ranks=list(self.replies),
-            answered=answered,
-            deadline=self.deadline,
-            ended=self._settled,
-        )
 
     def silent_ranks(self) -> list[int]:
         """Ranks that have not answered."""
         return [rank for rank, reply in self.replies.items() if reply is None]
+
+    def _answered(self) -> list[int]:
+        return [rank for rank, reply in self.replies.items() if reply is not None]
 
     def _collect(self, raw: RemoteFailure | dict[int, bytes]) -> Any:
         if isinstance(raw, RemoteFailure):
@@ -122,22 +97,40 @@ class _Abandoned:
 
 
 class CallTracker:
-    """All calls of this process to all groups."""
+    """All groups of a run, and all calls to them; lives in the run's root.
 
-    def __init__(self) -> None:
+    Attributes:
+        groups: by key. Closed ones stay, so that whoever still holds a handle learns how they ended.
+    """
+
+    def __init__(self, watch: DeadlineWatch | None = None) -> None:
+        self.groups: dict[str, GroupState] = {}
+        # Guards what follows, and the replies of pending calls. Never held while a call is settled or a group
+        # asked: both run code of others.
         self._lock = threading.Lock()
         self._pending: dict[int, PendingCall] = {}
         self._abandoned: dict[int, _Abandoned] = {}
+        # From a random number on: a late reply to a call of an earlier run must not match one of this run.
         self._next_id = random.SystemRandom().getrandbits(40) << 20
-        self._watch = DeadlineWatch()
-        self._watched = 0
         self._closed: str | None = None
         self._draining = False
+        self._watch = DeadlineWatch(self._is_watched) if watch is None else watch
 
-    def start(self, group: GroupState, submission: Submission, *, relayed: bool = False) -> PendingCall:
+    def start(
+        self,
+        group: GroupRef,
+        call: MethodCall,
+        deadline: float,
+        collect: Collect = list,
+        keep_alive: object = None,
+        *,
+        relayed: bool = False,
+    ) -> PendingCall:
         """Number, register and send a call.
 
         Args:
+            deadline: absolute, monotonic.
+            keep_alive: lives as long as the call is under way.
             relayed: a worker asks; it may do so for what is being drained, so it is let through then.
 
         Raises:
@@ -146,52 +139,77 @@ class CallTracker:
         with self._lock:
             if self._closed is not None and not (relayed and self._draining):
                 raise RuntimeClosed(self._closed)
+            state = self._known_group(group)
             self._next_id += 1
-            call = PendingCall(self, group, self._next_id, submission)
-            self._pending[call.call_id] = call
+            pending = PendingCall(self, state, self._next_id, call, deadline, collect, keep_alive)
+            # Registered before the group is asked who lives: a death is marked before the pending calls are
+            # looked through, so one of the two sees the other.
+            self._pending[pending.call_id] = pending
         try:
-            may_be_sent = group.admit(call.replies)
-            if call.deadline <= call.submitted:  # over before it began: no rank hears of it
-                elapsed = max(0.0, call.deadline - call.submitted)
-                late = DeadlineExceeded(call.method, group.name, list(call.replies), elapsed)
-                self.settle(call, error=late)
-                return call
+            may_be_sent = state.admit(pending.ranks)
+            if deadline <= pending.submitted:  # over before it began: no rank hears of it
+                self.settle(pending, error=pending.deadline_error(pending.ranks))
+                return pending
             if may_be_sent:
-                self._send(call, submission)
+                self._send(pending, call)
         except BaseException:
-            self._forget(call)
+            self._forget(pending)
             raise
-        if call.deadline != math.inf:
-            self._watch_deadline(call)
-        return call
+        self._watch.add(deadline, self._expire, pending.call_id)
+        return pending
 
-    def _send(self, call: PendingCall, submission: Submission) -> None:
-        budget = None if call.deadline == math.inf else call.deadline - time.monotonic()
-        group = call.group
+    def _send(self, pending: PendingCall, call: MethodCall) -> None:
+        state = pending.group
         ranks: tuple[int, ...] | None = None
         sequence: int | tuple[int, ...] | None = None
         if not call.is_async:
-            sequence, ranks = group.take_turns(call.replies)
+            # From here on the call must reach every rank: none passes over a turn that was taken.
+            sequence, ranks = state.take_turns(pending.ranks)
         header = CallHeader(
-            call_id=call.call_id,
-            role=submission.role,
+            call_id=pending.call_id,
+            role=call.role,
             method=call.method,
             sequence=sequence,
             ranks=ranks,
-            budget_s=budget,
+            budget_s=budget(pending.deadline),
         )
         try:
-            for some, payload in submission.sends:
-                group.processes.send(some, header, payload)
+            for some, payload in call.sends:
+                state.processes.send(some, header, payload)
         except BaseException:
             if sequence is not None:
                 # Some ranks would wait for this turn for ever.
-                group.mark_broken(f"{group.name} is broken: {call.method} could not be sent to all its ranks")
+                state.mark_broken(f"{state.name} is broken: {call.method} could not be sent to all its ranks")
             raise
+
+    def mesh_ranks(self, group: GroupRef, role: str) -> Sequence[Mapping[str, tuple[int, bool]]]:
+        """What the workers told `Worker.register_mesh`, by rank.
+
+        Raises:
+            RuntimeClosed: the group has been closed.
+        """
+        state = self._known_group(group)
+        if state.closed is not None:
+            raise RuntimeClosed(state.closed)
+        return state.processes.meshes(role, MESHES_TIMEOUT_S)
+
+    def native(self, group: GroupRef) -> Any:
+        """The backend's own handle on a group's processes."""
+        return self._known_group(group).processes.native
+
+    def state(self, group: GroupRef) -> GroupState | None:
+        """The state of a group, if it is of this run."""
+        return self.groups.get(group.key)
+
+    def _known_group(self, group: GroupRef) -> GroupState:
+        state = self.groups.get(group.key)
+        if state is None:
+            raise RuntimeClosed(f"worker group {group.name} has been closed")
+        return state
 
     def on_reply(self, call_id: int, rank: int, outcome: RemoteFailure | bytes) -> None:
         """A rank has answered. Runs on the backend's thread: settles, never blocks."""
-        call = self._pending.get(call_id)
+        call = self._pending.get(call_id)  # one look-up, atomic without the lock
         if call is None:
             self._answered_late(call_id, rank)
             return
@@ -205,13 +223,13 @@ class CallTracker:
             if isinstance(outcome, RemoteFailure):
                 call.failure = call.failure or outcome
         if isinstance(outcome, RemoteFailure) and outcome.broken:
-            call.group.mark_broken(outcome.message)
-            self._fail_behind(call.group, call_id, stuck={rank}, mute=set())
+            call.group.mark_broken(outcome.message)  # before the pending calls are looked through, as a death
+            self._fail_behind(call.group, call_id, stuck={rank}, unresponsive=set())
             complete = True
         if complete:
             self.settle(call, raw=call.failure or call.replies)
         elif first_failure:
-            self._watch.add(time.monotonic() + FAILURE_HOLD_S, _Due(self._end_hold, call_id))
+            self._watch.add(time.monotonic() + FAILURE_HOLD_S, self._end_hold, call_id)
 
     def _end_hold(self, call_id: int) -> None:
         call = self._pending.get(call_id)
@@ -243,15 +261,13 @@ class CallTracker:
             abandoned = _Abandoned(group=call.group, method=call.method, ranks=set(call.silent_ranks()))
             with self._lock:
                 self._abandoned[call.call_id] = abandoned
-            self._watch.add(call.deadline, _Due(self._check_abandoned, call.call_id))
+            self._watch.add(call.deadline, self._check_abandoned, call.call_id)
         return self.settle(call, raw, error)
 
     def settle(self, call: PendingCall, raw: Any = None, error: BaseException | None = None) -> bool:
         """End a call and forget it; False if it had ended."""
         self._forget(call)
-        settled = call._settle(raw, error)
-        call.keeps = None
-        return settled
+        return call._settle(raw, error)
 
     def fail_all(self, group: GroupState | None, reason: str) -> None:
         """End every call under way, of one group or of all, with `RuntimeClosed`."""
@@ -281,47 +297,35 @@ class CallTracker:
 
     # Deadlines
 
-    def _watch_deadline(self, call: PendingCall) -> None:
-        self._watch.add(call.deadline, _Due(self.expire, call.call_id))
-        self._watched += 1
-        if self._watched > 2 * len(self._pending) + 1024:
-            self._watched = len(self._pending)
-            self._watch.prune(
-                lambda due: (
-                    isinstance(due, _Due) and (due.call_id in self._pending or due.call_id in self._abandoned)
-                )
-            )
+    def _is_watched(self, call_id: int) -> bool:
+        return call_id in self._pending or call_id in self._abandoned
 
-    def expire(self, call_id: int) -> None:
-        """A deadline has passed. Silent ranks are asked on a thread of its own: other calls may be due."""
+    def _expire(self, call_id: int) -> None:
+        """A deadline has passed."""
         call = self._pending.get(call_id)
         if call is not None and call.failure is not None:
             self._end_hold(call_id)
         elif call is not None:
-            threading.Thread(
-                target=self._report_expiry, args=(call,), name="neoproto-expiry", daemon=True
-            ).start()
+            _on_a_thread(self._report_expiry, call)
 
     def _report_expiry(self, call: PendingCall) -> None:
-        elapsed = call.deadline - call.submitted
         group, silent = call.group, call.silent_ranks()
         statuses = group.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
         if not call.is_async:
+            # First this, then the call's own end: whoever sees it end finds the group broken.
             self._break_if_running(group, call.method, call.call_id, call.silent_ranks(), statuses)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
-        mute = [rank for rank in silent if rank not in statuses]
-        if mute and not call.done():
-            stacks |= group.processes.stacks(mute)
-        self.settle(call, error=DeadlineExceeded(call.method, group.name, silent, elapsed, stacks))
+        unresponsive = [rank for rank in silent if rank not in statuses]
+        if unresponsive and not call.done():
+            stacks |= group.processes.stacks(unresponsive)
+        self.settle(call, error=call.deadline_error(silent, stacks))
 
     def _check_abandoned(self, call_id: int) -> None:
         """The deadline has passed of a call that had ended for its caller before."""
         with self._lock:
             abandoned = self._abandoned.pop(call_id, None)
         if abandoned is not None:
-            threading.Thread(
-                target=self._ask_abandoned, args=(call_id, abandoned), name="neoproto-expiry", daemon=True
-            ).start()
+            _on_a_thread(self._ask_abandoned, call_id, abandoned)
 
     def _ask_abandoned(self, call_id: int, abandoned: _Abandoned) -> None:
         group = abandoned.group
@@ -340,27 +344,29 @@ class CallTracker:
         statuses: Mapping[int, CallStatus],
     ) -> None:
         """Break the group if a sync call past its deadline runs on a rank, or if the rank does not say."""
-        mute = {rank for rank in silent if rank not in statuses and not group.is_dying([rank])}
+        unresponsive = {rank for rank in silent if rank not in statuses and not group.is_dying([rank])}
         runs = {rank for rank, status in statuses.items() if status.state == "running"}
-        running = [rank for rank in silent if rank in mute or rank in runs]
+        running = [rank for rank in silent if rank in unresponsive or rank in runs]
         if running and group.closed is None:
             reason = f"{group.name} is broken: {method} overran its deadline on rank(s) {running}"
             group.mark_broken(reason)
             group.processes.break_group(running, reason)
-            self._fail_behind(group, call_id, stuck=set(running), mute=mute)
+            self._fail_behind(group, call_id, stuck=set(running), unresponsive=unresponsive)
 
-    def _fail_behind(self, group: GroupState, call_id: int, *, stuck: set[int], mute: set[int]) -> None:
+    def _fail_behind(
+        self, group: GroupState, call_id: int, *, stuck: set[int], unresponsive: set[int]
+    ) -> None:
         """End what waits behind a call of a broken group, which may run for ever.
 
         Args:
             stuck: ranks that run it. A call that waits there keeps its other ranks waiting too.
-            mute: those of them that do nothing else, async methods included.
+            unresponsive: those of them that do nothing else, async methods included.
         """
         error = GroupBroken(group.broken)
         with self._lock:  # in the order of submission
             others = [call for call in self._pending.values() if call.group is group]
         for call in others:
-            waits_for = mute if call.is_async else stuck
+            waits_for = unresponsive if call.is_async else stuck
             if call.call_id == call_id or waits_for.isdisjoint(call.silent_ranks()):
                 continue
             if not call.is_async:
@@ -369,13 +375,6 @@ class CallTracker:
                 self.settle(call, error=error)
 
 
-class _Due:
-    """What the watch runs; knows its call by number, so that an ended call's results are not kept alive."""
-
-    __slots__ = ("call_id", "run")
-
-    def __init__(self, run: Callable[[int], None], call_id: int) -> None:
-        self.run, self.call_id = run, call_id
-
-    def __call__(self) -> None:
-        self.run(self.call_id)
+def _on_a_thread(function: Callable[..., None], *args: Any) -> None:
+    """Ask ranks about a passed deadline beside the watch's thread: other calls may be due meanwhile."""
+    threading.Thread(target=function, args=args, name="neoproto-expiry", daemon=True).start()

@@ -1,4 +1,9 @@
-"""Absolute deadlines on this process's monotonic clock, and the thread that watches them."""
+"""Deadlines: absolute on this process's monotonic clock, a budget in seconds on the way to another process.
+
+The clocks of two processes differ, so a deadline never travels: `budget` says how much of it is left, and
+`deadline_of` makes a deadline of that again where it arrives. All margins around the deadlines of calls are
+here, too, and the thread that watches for deadlines that pass.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+
+FAILURE_HOLD_S = 0.25
+"""How long a rank's exception is held back while others are silent: a death among them may be its cause, and
+is noticed a moment later than the collective that it broke."""
+STATUS_TIMEOUT_S = 1.0
+"""How long silent ranks are asked what they do, before a passed deadline is reported without it."""
+RELAY_GRACE_S = 5.0
+"""A worker's own end of a call that the root has not answered, so long after its deadline: as a rule the root
+reports the deadline, and knows which ranks are silent."""
+LATE_S = 1.0
+"""A sync call that begins after its deadline may run as long as its whole budget, and at least this long."""
+MESHES_TIMEOUT_S = 30.0
+"""How long workers are asked which device meshes they have registered."""
+
+_PRUNE_FROM = 1024
+"""From so many entries on a watch looks for those that are not wanted any more."""
 
 _running_deadline: ContextVar[float] = ContextVar("neoproto_running_deadline", default=math.inf)
 """The deadline of the call this code runs for; infinite outside one."""
@@ -33,6 +54,16 @@ def deadline_after(timeout: float | None) -> float:
     return min(inherited, time.monotonic() + timeout)
 
 
+def budget(deadline: float) -> float | None:
+    """Seconds left until a deadline, to send; None without one."""
+    return None if deadline == math.inf else deadline - time.monotonic()
+
+
+def deadline_of(budget_s: float | None) -> float:
+    """The deadline of a budget that has just arrived."""
+    return math.inf if budget_s is None else time.monotonic() + budget_s
+
+
 def set_deadline(deadline: float) -> None:
     """Make `deadline`, on this process's clock, the one that the rest of this context runs under."""
     _running_deadline.set(deadline)
@@ -41,33 +72,43 @@ def set_deadline(deadline: float) -> None:
 class DeadlineWatch:
     """One daemon thread that runs callbacks at their time. Started with the first, ended by `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[int], bool]) -> None:
+        """Watch for nothing yet.
+
+        Args:
+            wanted: whether a number that was given to `add` is still to be watched. Most calls end long
+                before their deadline; their entries are dropped from time to time. It must take no lock.
+        """
+        self._wanted = wanted
         self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[int], None], int]] = []
         self._count = itertools.count()
+        self._prune_at = _PRUNE_FROM
         self._wake_at = math.inf
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, deadline: float, on_expiry: Callable[[], None]) -> None:
-        """Run `on_expiry` on the watch's thread once `deadline` (monotonic seconds) has passed."""
+    def add(self, deadline: float, on_expiry: Callable[[int], None], number: int) -> None:
+        """Run `on_expiry(number)` on the watch's thread once `deadline` (monotonic seconds) has passed.
+
+        An entry knows its call by number, so that it does not keep the results of an ended call alive.
+        """
         if deadline == math.inf:
             return
         with self._changed:
             if self._closed:
                 return
-            heapq.heappush(self._heap, (deadline, next(self._count), on_expiry))
+            heapq.heappush(self._heap, (deadline, next(self._count), on_expiry, number))
+            if len(self._heap) > self._prune_at:
+                self._heap = [entry for entry in self._heap if self._wanted(entry[3])]
+                heapq.heapify(self._heap)
+                self._prune_at = 2 * len(self._heap) + _PRUNE_FROM
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="neoproto-deadlines", daemon=True)
                 self._thread.start()
+            # The thread sleeps until the earliest deadline it knows; only an earlier one has to wake it.
             if deadline < self._wake_at:
                 self._changed.notify()
-
-    def prune(self, keep: Callable[[Callable[[], None]], bool]) -> None:
-        """Forget entries that need no watching any more."""
-        with self._changed:
-            self._heap = [entry for entry in self._heap if keep(entry[2])]
-            heapq.heapify(self._heap)
 
     def close(self) -> None:
         """End the thread; what was not yet due never runs."""
@@ -85,12 +126,12 @@ class DeadlineWatch:
                 if self._closed:
                     return
                 now = time.monotonic()
-                due: list[Callable[[], None]] = []
+                due: list[tuple[Callable[[int], None], int]] = []
                 while self._heap and self._heap[0][0] <= now:
-                    due.append(heapq.heappop(self._heap)[2])
+                    due.append(heapq.heappop(self._heap)[2:])
                 if not due:
                     self._wake_at = self._heap[0][0] if self._heap else math.inf
                     self._changed.wait(None if self._wake_at == math.inf else self._wake_at - now)
                     continue
-            for on_expiry in due:
-                on_expiry()
+            for on_expiry, number in due:  # without the lock: it may add another
+                on_expiry(number)

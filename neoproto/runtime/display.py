@@ -1,12 +1,10 @@
-"""What notebooks show of the runtime's objects, from what this process knows. Nobody is asked.
+"""What notebooks show of the runtime's objects, from what this process knows, without asking another.
 
 It imports none of them, so that each can import it.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -85,36 +83,14 @@ def call_html(facts: Mapping[str, str], title: str) -> str:
     return table_html(title, (), list(facts.items()))
 
 
-def call_facts(
-    *,
-    state: str,
+def group_html(
+    group: RemoteWorkerGroup,
+    state: GroupState | None,
     ranks: Sequence[int],
-    answered: Sequence[int] | None,
-    deadline: float,
-    ended: bool,
-) -> dict[str, str]:
-    """What there is to say of a call to some ranks.
-
-    Args:
-        answered: the ranks that have; None where that is not known here.
-        deadline: monotonic.
-        ended: the deadline does not matter any more.
-    """
-    facts = {"state": state, "ranks": spans(ranks)}
-    if answered is not None:
-        which = f": {spans(answered)}" if answered else ""
-        facts["answered"] = f"{len(answered):,} of {len(ranks):,}{which}"
-    if not ended:
-        left = deadline - time.monotonic()
-        facts["deadline"] = (
-            "none" if left == math.inf else f"{left:,.1f} s left" if left > 0 else f"{-left:,.1f} s ago"
-        )
-    return facts
-
-
-def group_html(group: RemoteWorkerGroup, ranks: Sequence[int], methods: Iterable[str], role: str) -> str:
+    methods: Iterable[str],
+    role: str,
+) -> str:
     """A group or view: its state, its methods, and its processes if they are of this process's runtime."""
-    state: GroupState | None = getattr(group._link, "state", None)
     title = f"{type(group).__name__} {group.name}" + (f", role {role}" if role else "")
     rows: list[tuple[str, object]] = [("ranks", f"{len(ranks):,}: {spans(ranks)}")]
     if state is not None:

@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from neoproto import trace
 from neoproto.errors import CallCancelled, GroupBroken, RuntimeClosed
-from neoproto.runtime.deadline import set_deadline
+from neoproto.runtime.deadline import LATE_S, deadline_of, set_deadline
 from neoproto.runtime.wire import (
     CANCEL,
     INIT,
@@ -40,9 +40,6 @@ from neoproto.user_code import end_fork
 
 Reply = Callable[[RemoteFailure | bytes], None]
 """Sends the outcome of one call home; may be used on any thread."""
-
-LATE_S = 1.0
-"""A sync call that begins after its deadline may run as long as its whole budget, and at least this long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,17 +125,17 @@ class CallStatus:
     """What a silent rank does with a call, and where it is.
 
     Attributes:
-        state: "queued"; "late": it began after its deadline, and is not yet an overrun; "running"; "unknown".
+        state: "late" is a call that began after its deadline and is not yet an overrun.
         stack: of the worker thread.
     """
 
-    state: str
+    state: Literal["queued", "late", "running", "unknown"]
     stack: str
 
 
 @dataclass(kw_only=True, slots=True)
 class _State:
-    """What the loop and the threads share; guarded by the executor's lock.
+    """What the loop, the worker thread and the thread that reads calls share; guarded by the executor's lock.
 
     Attributes:
         next_turn, waiting: the number of the sync call that is next, and those that came before their turn.
@@ -168,8 +165,13 @@ class WorkerExecutor:
         rendezvous: Rendezvous,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Args:
-        loop: runs the async methods.
+        """Start the worker thread; the worker is built by the `INIT` call.
+
+        Args:
+            identity: which process of which group this is.
+            host: its machine, for messages.
+            rendezvous: what `Worker.process_store` is made of.
+            loop: runs the async methods.
         """
         self.identity = identity
         # Monarch's, among others: what the worker's methods run in.
@@ -188,7 +190,7 @@ class WorkerExecutor:
 
     def accept(self, header: CallHeader, payload: bytes, reply: Reply) -> None:
         """Take a call: it has its turn in the order, or its turn on the loop, when this returns."""
-        deadline = math.inf if header.budget_s is None else time.monotonic() + header.budget_s
+        deadline = deadline_of(header.budget_s)
         context = self._context.copy()
         turn = header.turn(self.identity.rank)
         if turn is not None:
@@ -211,6 +213,8 @@ class WorkerExecutor:
     def _enqueue(self, turn: int, call: _SyncCall) -> None:
         with self._lock:
             state = self._state
+            # Into the thread's queue strictly by turn, whatever the order of arrival: ranks that ran sync
+            # calls in different orders would meet in different collectives.
             state.waiting[turn] = state.queued[call.header.call_id] = call
             state.unfinished += 1
             while state.next_turn in state.waiting:
@@ -219,7 +223,7 @@ class WorkerExecutor:
             self._note_overrun()
             overrun = state.broken is not None and state.running is not None
         if overrun:  # its turn may never come
-            self._refuse(call)
+            self._refuse(call)  # without the lock: a reply goes through the backend
 
     def _refuse(self, call: _SyncCall) -> None:
         """Answer a call ahead of its turn. It keeps its turn, and the thread passes over it."""
@@ -228,6 +232,7 @@ class WorkerExecutor:
 
     def status(self, call_id: int) -> CallStatus:
         """Where a call is, for the deadline's report; marks the group broken if it runs past its deadline."""
+        state: Literal["queued", "late", "running", "unknown"]
         with self._lock:
             self._note_overrun()
             running = self._state.running

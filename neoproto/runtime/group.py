@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from neoproto.errors import DeadlineExceeded, RuntimeClosed, WorkerDied, WorkerInitError
-from neoproto.runtime.backend import GroupRequest, ProcessGroup, RuntimeBackend
+from neoproto.errors import RuntimeClosed
 from neoproto.runtime.call import RemoteCall
-from neoproto.runtime.call_tracker import CallTracker, Submission
 from neoproto.runtime.deadline import deadline_after
 from neoproto.runtime.dispatch import MeshRanks, plan_call
 from neoproto.runtime.display import group_html
-from neoproto.runtime.executor import InitArguments
-from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.links import Link, find_link
 from neoproto.runtime.placement import Block
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.registration import Dispatch, Execute, MethodSpec, method_table
-from neoproto.runtime.wire import INIT, encode
+from neoproto.runtime.wire import GroupRef, MethodCall
 from neoproto.runtime.worker import ClassWithInitArgs, Worker
 
+if TYPE_CHECKING:
+    from neoproto.runtime.group_state import GroupState
+
 Methods = Mapping[str, MethodSpec]
+
+
+class Caller(Protocol):
+    """How this process calls groups: a `CallTracker` in the run's root, an `AttachedRuntime` in a worker."""
+
+    def start(
+        self,
+        group: GroupRef,
+        call: MethodCall,
+        deadline: float,
+        collect: Callable[[list[Any]], Any],
+        keep_alive: object,
+    ) -> RemoteCall[Any]:
+        """Start a call.
+
+        Args:
+            deadline: absolute, monotonic.
+            collect: makes the value out of the results in the order of `call.sends`.
+            keep_alive: lives as long as the call is under way.
+        """
+        ...
+
+    def mesh_ranks(self, group: GroupRef, role: str) -> Sequence[Mapping[str, tuple[int, bool]]]:
+        """What the workers told `Worker.register_mesh`, by rank."""
+        ...
+
+    def native(self, group: GroupRef) -> Any:
+        """The backend's own handle on a group's processes."""
+        ...
+
+    def state(self, group: GroupRef) -> GroupState | None:
+        """What is known here of a group's processes, without asking."""
+        ...
+
+
+_caller: Caller | None = None
+
+
+def set_caller(caller: Caller | None) -> None:
+    """Say how this process calls groups that arrive by pickle; None: it has no runtime."""
+    global _caller
+    _caller = caller
 
 
 class RemoteWorkerGroup:
@@ -38,14 +77,26 @@ class RemoteWorkerGroup:
 
     def __init__(
         self,
-        link: Link,
+        caller: Caller | None,
+        ref: GroupRef,
         methods: Methods,
         ranks: Sequence[int],
         block: Block,
         role: str = "",
         parent: RemoteWorkerGroup | None = None,
     ) -> None:
-        self._link, self._methods = link, methods
+        """Point at ranks of a group.
+
+        Args:
+            caller: starts the calls; None in a process without a runtime.
+            ref: the group.
+            methods: what can be called.
+            ranks: which of the group's.
+            block: their devices.
+            role: whose methods they are; "" is a group's only worker.
+            parent: is kept alive.
+        """
+        self._caller, self._ref, self._methods = caller, ref, methods
         self._ranks: Sequence[int] = ranks
         self._block = block
         self._role = role
@@ -55,7 +106,7 @@ class RemoteWorkerGroup:
     @property
     def name(self) -> str:
         """The group's name."""
-        return self._link.name
+        return self._ref.name
 
     @property
     def world_size(self) -> int:
@@ -135,7 +186,7 @@ class RemoteWorkerGroup:
         """
         block = self._block.view(start, start + size)
         ranks = self._ranks[start : start + size]
-        return RemoteWorkerGroup(self._link, self._methods, ranks, block, self._role, self)
+        return RemoteWorkerGroup(self._caller, self._ref, self._methods, ranks, block, self._role, self)
 
     def close(self) -> None:
         """A view owns nothing: this releases nothing."""
@@ -180,37 +231,33 @@ class RemoteWorkerGroup:
         plan = plan_call(spec, self, args, kwargs, size=len(self._ranks), mesh_ranks=self._ranks_in_mesh)
         ranks = self._ranks
         sends = plan.sends
-        if ranks[0] or len(ranks) != self._link.world_size:
+        if ranks[0] or len(ranks) != self._ref.world_size:
             sends = [([ranks[position] for position in some], payload) for some, payload in plan.sends]
-        submission = Submission(
-            role=self._role,
-            method=method,
-            sends=sends,
-            deadline=deadline,
-            is_async=spec.is_async,
-            collect=plan.collect,
-            keeps=self,
-        )
-        call = self._link.start(submission)
+        method_call = MethodCall(role=self._role, method=method, sends=sends, is_async=spec.is_async)
+        call = self._open_caller().start(self._ref, method_call, deadline, plan.collect, self)
         return call.result() if blocking else call
 
     def _ranks_in_mesh(self, mesh_name: str) -> MeshRanks:
         if mesh_name not in self._mesh_ranks:
-            by_rank = self._link.mesh_ranks(self._role)
+            by_rank = self._open_caller().mesh_ranks(self._ref, self._role)
             missing = [rank for rank in self._ranks if mesh_name not in by_rank[rank]]
             if missing:
                 raise ValueError(f"{self.name}: rank(s) {missing} did not register_mesh({mesh_name!r}, …)")
             self._mesh_ranks[mesh_name] = [by_rank[rank][mesh_name] for rank in self._ranks]
         return self._mesh_ranks[mesh_name]
 
+    def _open_caller(self) -> Caller:
+        if self._caller is None:  # it came by pickle, and no runtime was open here
+            raise RuntimeClosed(f"worker group {self.name} has been closed")
+        return self._caller
+
     def __reduce__(self) -> tuple[Any, ...]:
-        link = self._link
-        group = (link.key, link.name, link.world_size)
-        return _unpickle_group, (group, self._methods, self._ranks, self._block, self._role)
+        return _unpickle_group, (self._ref, self._methods, self._ranks, self._block, self._role)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows; asks nobody."""
-        return group_html(self, self._ranks, self._methods, self._role)
+        """What a notebook shows, from what this process knows."""
+        state = None if self._caller is None else self._caller.state(self._ref)
+        return group_html(self, state, self._ranks, self._methods, self._role)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ranks {list(self._ranks)}>"
@@ -225,21 +272,26 @@ class WorkerGroup(RemoteWorkerGroup):
 
     def __init__(
         self,
-        link: Link,
+        caller: Caller | None,
+        ref: GroupRef,
         roles: Mapping[str, Methods],
         pool: ResourcePool,
         close: Callable[[str, float], None],
         abandon: Callable[[str], None],
     ) -> None:
-        """Args:
-        roles: the methods of each role; role "" is a group's only worker.
-        close: releases a group's processes: its key, how long it may drain.
-        abandon: has them released by somebody else; runs as a finalizer.
+        """Own the processes that `close` releases.
+
+        Args:
+            caller, ref: see `RemoteWorkerGroup`.
+            roles: the methods of each role; role "" is a group's only worker.
+            pool: where the processes are.
+            close: releases a group's processes: its key, how long it may drain.
+            abandon: has them released on another thread, by key; runs as a finalizer.
         """
-        super().__init__(link, roles.get("", {}), range(link.world_size), pool.block)
+        super().__init__(caller, ref, roles.get("", {}), range(ref.world_size), pool.block)
         self.pool = pool
         self._roles, self._close = roles, close
-        self._abandon = weakref.finalize(self, abandon, link.key)
+        self._abandon = weakref.finalize(self, abandon, ref.key)
         self._abandon.atexit = False
 
     @property
@@ -249,7 +301,7 @@ class WorkerGroup(RemoteWorkerGroup):
         Raises:
             RuntimeError: a worker made this group; the handle is with the root, which owns the processes.
         """
-        return self._link.native
+        return self._open_caller().native(self._ref)
 
     def role(self, name: str) -> RemoteWorkerGroup:
         """The view of one role of a fused group.
@@ -259,7 +311,9 @@ class WorkerGroup(RemoteWorkerGroup):
         """
         if name not in self._roles:
             raise ValueError(f"{self.name} has no role {name!r}; there is: {', '.join(sorted(self._roles))}")
-        return RemoteWorkerGroup(self._link, self._roles[name], self._ranks, self._block, name, self)
+        return RemoteWorkerGroup(
+            self._caller, self._ref, self._roles[name], self._ranks, self._block, name, self
+        )
 
     def close(self, drain_s: float = 5.0) -> None:
         """Stop admission, drain what was admitted, release the processes. Closing twice is a no-op.
@@ -268,81 +322,14 @@ class WorkerGroup(RemoteWorkerGroup):
             drain_s: how long admitted calls may take to end; afterwards the processes are killed.
         """
         self._abandon.detach()
-        self._close(self._link.key, drain_s)
+        self._close(self._ref.key, drain_s)
 
 
 def _unpickle_group(
-    group: tuple[str, str, int], methods: Methods, ranks: Sequence[int], block: Block, role: str
+    ref: GroupRef, methods: Methods, ranks: Sequence[int], block: Block, role: str
 ) -> RemoteWorkerGroup:
     """A group or view that came by pickle."""
-    return RemoteWorkerGroup(find_link(*group), methods, ranks, block, role)
-
-
-def shut_down(group: GroupState, tracker: CallTracker, *, drain_s: float, stop_s: float) -> None:
-    """Drain and release a group that takes no more calls; by force what is broken or does not end."""
-    whole = len(group.living()) == group.world_size
-    drained = False
-    if group.broken is None and whole and drain_s > 0:
-        drained = group.processes.drain(group.living(), drain_s)
-    tracker.fail_all(group, group.closed or f"worker group {group.name} has been closed")
-    if drained:
-        group.processes.stop(stop_s)
-    else:
-        group.processes.kill()
-
-
-def spawn_processes(backend: RuntimeBackend, request: GroupRequest, timeout_s: float) -> ProcessGroup:
-    """Start the processes of a group.
-
-    Raises:
-        DeadlineExceeded: they were not all up in time.
-    """
-    try:
-        return backend.spawn_group(request, timeout_s)
-    except TimeoutError as error:  # the backend's own, which says nothing
-        ranks = range(request.pool.world_size)
-        raise DeadlineExceeded("start", request.name, ranks, timeout_s) from error
-
-
-def build_workers(
-    group: GroupState, tracker: CallTracker, classes: Mapping[str, ClassWithInitArgs], timeout_s: float
-) -> None:
-    """Run `__init__` of every role on every rank; the first failure ends the wait.
-
-    Raises:
-        WorkerInitError: it raised on a rank; the exception is the cause.
-        WorkerDied, DeadlineExceeded: as for any call.
-    """
-    rendezvous = group.processes.processes[0].rendezvous
-    assert rendezvous is not None, "rank 0 listens from its start"
-    payload = encode(
-        InitArguments(
-            classes={role: (spec.cls, spec.args, spec.kwargs) for role, spec in classes.items()},
-            rendezvous=rendezvous,
-        )
-    )
-    deadline = time.monotonic() + timeout_s
-    calls: list[RemoteCall[Any]] = []
-    for rank in range(group.world_size):
-        sends = [((rank,), payload)]
-        submission = Submission(
-            role="", method=INIT, sends=sends, deadline=deadline, is_async=False, collect=list
-        )
-        calls.append(tracker.start(group, submission))
-    try:
-        RemoteCall.gather(calls).result()
-    except (WorkerDied, DeadlineExceeded, RuntimeClosed):
-        raise
-    except Exception as error:
-        rank = next(rank for rank, call in enumerate(calls) if call._error is error)
-        host = group.processes.processes[rank].host
-        failure = WorkerInitError(
-            f"__init__ of {group.name}[{rank}] on {host} raised {type(error).__name__}: {error}"
-        )
-        tail = group.log_tail(rank)
-        if tail:
-            failure.add_note(f"--- its last output ---\n{tail}")
-        raise failure from error
+    return RemoteWorkerGroup(_caller, ref, methods, ranks, block, role)
 
 
 def public_methods(cls: type[Worker]) -> Methods:

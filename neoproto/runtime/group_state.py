@@ -11,6 +11,7 @@ from pathlib import Path
 from neoproto.errors import GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.files import is_full
 from neoproto.runtime.backend import ProcessGroup
+from neoproto.runtime.wire import GroupRef
 
 LOG_TAIL_LINES = 20
 
@@ -28,6 +29,8 @@ class GroupState:
         self.key, self.name, self.processes = key, name, processes
         self.log_dir = log_dir
         self.closing = threading.Lock()
+        # Writers take the lock. Readers do without: each field only ever goes one way (living → dying → dead,
+        # open → broken, open → closed), so a late look is one that came a moment earlier.
         self._lock = threading.Lock()
         self._turns = [0] * len(processes.processes)
         self._deaths: dict[int, WorkerDied] = {}
@@ -38,6 +41,11 @@ class GroupState:
     @property
     def world_size(self) -> int:
         return len(self._turns)
+
+    @property
+    def ref(self) -> GroupRef:
+        """What names the group in other processes."""
+        return GroupRef(key=self.key, name=self.name, world_size=self.world_size)
 
     def admit(self, ranks: Iterable[int]) -> bool:
         """Whether a call to `ranks` may be sent; False if one is dying and the cause is not yet known.
@@ -56,9 +64,9 @@ class GroupState:
                 raise self._deaths[rank]
         return not self.is_dying(ranks)
 
-    def take_turns(self, ranks: Mapping[int, object]) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
+    def take_turns(self, ranks: Sequence[int]) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
         """The next turn of each rank in its order of sync calls: one number if all have the same."""
-        with self._lock:
+        with self._lock:  # of all ranks in one go: two calls must not have opposite orders on two ranks
             taken = tuple(self._turns[rank] for rank in ranks)
             for rank in ranks:
                 self._turns[rank] += 1

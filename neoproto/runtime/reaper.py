@@ -20,8 +20,10 @@ class Reaper:
     """One daemon thread. Owned by whoever owns the groups."""
 
     def __init__(self, release: Callable[[str], None]) -> None:
-        """Args:
-        release: gives a group's processes up, by its key; runs on the reaper's thread.
+        """Start nothing yet.
+
+        Args:
+            release: gives a group's processes up, by its key; runs on the reaper's thread.
         """
         self._release = release
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -1,26 +1,27 @@
 """What workers ask of the run's root, and how the root answers.
 
-    worker: AttachedRuntime ──request──> RelayServer.on_request ──> CallTracker, or a thread for what blocks
-            AttachedRuntime <──answer (number, outcome)──┘
+    a worker               the root
+    AttachedRuntime ──request──> RelayServer.on_request ──> CallTracker.start, or a thread for what blocks
+           ▲                          │
+           └── answer (number, outcome)
 
-Calls are relayed as they are: neither arguments nor results are unpickled here.
+Calls are relayed as they are: neither arguments nor results are unpickled here. All calls of a run pass
+through the root's tracker, which gives sync methods one order on all ranks, whoever sends, and every sender
+the same answer on deaths, deadlines and closed groups.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neoproto.errors import RuntimeClosed
-from neoproto.runtime.call_tracker import CallTracker, PendingCall, Submission
-from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.wire import RemoteFailure, decode, encode, encode_failure
+from neoproto.runtime.call_tracker import CallTracker, PendingCall
+from neoproto.runtime.deadline import deadline_of
+from neoproto.runtime.wire import GroupRef, MethodCall, RemoteFailure, decode, encode, encode_failure
 
 if TYPE_CHECKING:
     from neoproto.runtime.placement import Placement
@@ -47,18 +48,13 @@ class CallRequest:
 
     Attributes:
         number: the asker's own, for the answer.
-        key, name: the group.
-        role, method, sends, is_async: as in `Submission`.
+        group, call: what to run.
         budget_s: seconds left at sending; None without a deadline.
     """
 
     number: int
-    key: str
-    name: str
-    role: str
-    method: str
-    sends: tuple[tuple[tuple[int, ...], bytes], ...]
-    is_async: bool
+    group: GroupRef
+    call: MethodCall
     budget_s: float | None
 
 
@@ -99,14 +95,14 @@ class AttachSpec:
 class RelayServer:
     """The root's side."""
 
-    def __init__(
-        self, tracker: CallTracker, find_group: Callable[[str], GroupState | None], tasks: dict[str, Task]
-    ) -> None:
-        """Args:
-        find_group: looks a group up by its key.
-        tasks: what workers may have done, by name.
+    def __init__(self, tracker: CallTracker, tasks: dict[str, Task]) -> None:
+        """Serve requests from the first `on_request` on.
+
+        Args:
+            tracker: takes the calls.
+            tasks: what workers may have done, by name.
         """
-        self._tracker, self._find_group, self._tasks = tracker, find_group, tasks
+        self._tracker, self._tasks = tracker, tasks
         self._relayed: dict[tuple[Origin, int], PendingCall] = {}
 
     def on_request(self, origin: Origin, request: Request, answer: Answer) -> None:
@@ -124,18 +120,8 @@ class RelayServer:
 
     def _relay(self, origin: Origin, request: CallRequest, answer: Answer) -> None:
         try:
-            group = self._find_group(request.key)
-            if group is None:
-                raise RuntimeClosed(f"worker group {request.name} has been closed")
-            submission = Submission(
-                role=request.role,
-                method=request.method,
-                sends=request.sends,
-                deadline=math.inf if request.budget_s is None else time.monotonic() + request.budget_s,
-                is_async=request.is_async,
-                collect=list,
-            )
-            call = self._tracker.start(group, submission, relayed=True)
+            deadline = deadline_of(request.budget_s)
+            call = self._tracker.start(request.group, request.call, deadline, relayed=True)
         except Exception as error:  # noqa: BLE001 - whatever refuses the call is the asker's to know
             answer(state_failure(error))
             return

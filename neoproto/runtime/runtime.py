@@ -10,8 +10,15 @@ from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from neoproto.errors import ConfigError, RuntimeClosed, StoreError
-from neoproto.runtime.attached import AttachedRuntime, CreatedGroup, attached_runtime
+from neoproto.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    RuntimeClosed,
+    StoreError,
+    WorkerDied,
+    WorkerInitError,
+)
+from neoproto.runtime.attached import AttachedRuntime, attached_runtime
 from neoproto.runtime.backend import (
     STORE_KEY,
     BackendOptions,
@@ -22,19 +29,13 @@ from neoproto.runtime.backend import (
     store_death,
 )
 from neoproto.runtime.base import RuntimeBase
+from neoproto.runtime.call import RemoteCall
 from neoproto.runtime.call_tracker import CallTracker
 from neoproto.runtime.display import run_html
+from neoproto.runtime.executor import InitArguments
 from neoproto.runtime.failures import ProcessFailure, ProcessFailures
-from neoproto.runtime.group import (
-    WorkerGroup,
-    build_workers,
-    method_tables,
-    roles_of,
-    shut_down,
-    spawn_processes,
-)
+from neoproto.runtime.group import WorkerGroup, method_tables, roles_of, set_caller
 from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.links import MESHES_TIMEOUT_S, ClosedLink, Link, LocalLink, set_finder
 from neoproto.runtime.placement import Block, DeviceType, Placement, placement_table
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.processes import RESERVED_NAMES, ProcessFile
@@ -42,6 +43,7 @@ from neoproto.runtime.reaper import Reaper
 from neoproto.runtime.relay import AttachSpec, Origin, RelayServer
 from neoproto.runtime.settings import RuntimeSettings
 from neoproto.runtime.signals import SignalHandlers, ignored_signals
+from neoproto.runtime.wire import INIT, GroupRef, MethodCall, encode
 from neoproto.runtime.worker import ClassWithInitArgs
 
 if TYPE_CHECKING:
@@ -76,7 +78,6 @@ class Runtime(RuntimeBase):
         super().__init__(settings.run_id, settings.run_dir, placement)
         self._settings = settings
         self._tracker = CallTracker()
-        self._groups: dict[str, GroupState] = {}
         self._processes = ProcessFile(settings.run_dir)
         self._failures = ProcessFailures()
         self._owners: dict[str, Origin] = {}
@@ -85,12 +86,11 @@ class Runtime(RuntimeBase):
         self._reaper = Reaper(lambda key: self._close_group(key, DRAIN_S))
         self._relay_server = RelayServer(
             self._tracker,
-            self._groups.get,
             {
                 "create_worker_group": self._create_for,
                 "close_worker_group": self._close_for,
                 "create_resource_pool": lambda _, *args: self.create_resource_pool(*args),
-                "mesh_ranks": lambda _, *args: self._mesh_ranks(*args),
+                "mesh_ranks": lambda _, *args: self._tracker.mesh_ranks(*args),
             },
         )
         self._signals = SignalHandlers()
@@ -124,7 +124,7 @@ class Runtime(RuntimeBase):
             if _root is not None:
                 raise RuntimeError(LIVE_ALREADY.format(folder=_root.run_dir))
             _root = runtime
-            set_finder(runtime._find_link)
+            set_caller(runtime._tracker)
         try:
             runtime._start()
         except BaseException:
@@ -234,10 +234,8 @@ class Runtime(RuntimeBase):
             RuntimeClosed: this runtime is closed.
         """
         tables = method_tables(workers)
-        group = self._create_group(workers, on, name, timeout, None)
-        return WorkerGroup(
-            LocalLink(group, self._tracker), tables, on, self._close_group, self._reaper.enqueue
-        )
+        ref = self._create_group(workers, on, name, timeout, None).ref
+        return WorkerGroup(self._tracker, ref, tables, on, self._close_group, self._reaper.enqueue)
 
     def _create_group(
         self,
@@ -252,12 +250,12 @@ class Runtime(RuntimeBase):
         name = self._unique_name(name or next(iter(roles.values())).cls.__name__.lower())
         group = self._spawn(name, on, roles, owner, max(SPAWN_TIMEOUT_S, timeout or 0.0))
         try:
-            build_workers(group, self._tracker, roles, INIT_TIMEOUT_S if timeout is None else timeout)
+            self._build_workers(group, roles, INIT_TIMEOUT_S if timeout is None else timeout)
         except BaseException:
             group.mark_closed(f"worker group {name} could not be built")
             self._tracker.fail_all(group, f"worker group {name} could not be built")
             group.processes.kill()
-            self._forget(group.key)
+            self._forget(group)
             raise
         return group
 
@@ -281,14 +279,56 @@ class Runtime(RuntimeBase):
             log_dir=self.run_dir / "logs" / name,
             attach=AttachSpec(run_id=self.run_id, run_dir=self.run_dir, placement=self._placement, key=key),
         )
-        processes = spawn_processes(self._backend, request, timeout_s)
+        try:
+            processes = self._backend.spawn_group(request, timeout_s)
+        except TimeoutError as error:  # the backend's own, which says nothing
+            raise DeadlineExceeded("start", name, range(pool.world_size), timeout_s) from error
         group = GroupState(key, name, processes, request.log_dir)
         if owner is not None:
             self._owners[key] = owner
-        self._groups[key] = group
+        # Deaths are reported by key, so the group is known before they are watched for.
+        self._tracker.groups[key] = group
         self._processes.add(name, processes.processes)
         processes.watch()
         return group
+
+    def _build_workers(
+        self, group: GroupState, roles: Mapping[str, ClassWithInitArgs], timeout_s: float
+    ) -> None:
+        """Run `__init__` of every role on every rank; the first failure ends the wait.
+
+        Raises:
+            WorkerInitError: it raised on a rank; the exception is the cause.
+            WorkerDied, DeadlineExceeded: as for any call.
+        """
+        rendezvous = group.processes.processes[0].rendezvous
+        assert rendezvous is not None, "rank 0 listens from its start"
+        classes = {role: (spec.cls, spec.args, spec.kwargs) for role, spec in roles.items()}
+        payload = encode(InitArguments(classes=classes, rendezvous=rendezvous))
+        deadline = time.monotonic() + timeout_s
+        # A call for each rank, so that a failure is known by its rank.
+        calls: list[RemoteCall[Any]] = [
+            self._tracker.start(
+                group.ref,
+                MethodCall(role="", method=INIT, sends=[((rank,), payload)], is_async=False),
+                deadline,
+            )
+            for rank in range(group.world_size)
+        ]
+        try:
+            RemoteCall.gather(calls).result()
+        except (WorkerDied, DeadlineExceeded, RuntimeClosed):
+            raise
+        except Exception as error:
+            rank = next(rank for rank, call in enumerate(calls) if call._error is error)
+            host = group.processes.processes[rank].host
+            failure = WorkerInitError(
+                f"__init__ of {group.name}[{rank}] on {host} raised {type(error).__name__}: {error}"
+            )
+            tail = group.log_tail(rank)
+            if tail:
+                failure.add_note(f"--- its last output ---\n{tail}")
+            raise failure from error
 
     def placement_table(self) -> Table:
         """Where every model of the topology runs."""
@@ -308,7 +348,7 @@ class Runtime(RuntimeBase):
 
     def _repr_html_(self) -> str:
         """What a notebook shows; asks nobody."""
-        return run_html(self, "closed" if self._closed else "open", list(self._groups.values()))
+        return run_html(self, "closed" if self._closed else "open", self._open_groups())
 
     def close(self) -> None:
         """Close everything: admission, groups, store client, store, hosts. Bounded; twice is a no-op."""
@@ -349,7 +389,7 @@ class Runtime(RuntimeBase):
                 with _root_lock:
                     if _root is self:
                         _root = None
-                        set_finder(None)
+                        set_caller(None)
 
     def _close_groups(self, drain_s: float) -> None:
         """All at once, each on its own thread: a stuck one must not use up the others' time."""
@@ -357,7 +397,7 @@ class Runtime(RuntimeBase):
             threading.Thread(
                 target=_attempt, args=(lambda key=key: self._close_group(key, drain_s),), daemon=True
             )
-            for key in list(self._groups)
+            for key in [group.key for group in self._open_groups()]
             if key not in self._owners  # those of workers go with their workers
         ]
         for thread in threads:
@@ -379,17 +419,17 @@ class Runtime(RuntimeBase):
     watch_losses = watch_failures  # the name of earlier releases
 
     def _on_death(self, key: str, rank: int, cause: str | None) -> None:
+        """A process has died. Runs on the backend's threads; the order below is what calls rely on."""
         if key == STORE_KEY:
             self._on_store_death(rank, cause)
             return
-        group = self._groups.get(key)
-        if group is None:
+        group = self._tracker.groups.get(key)
+        if group is None or group.closed is not None:
             return
         if cause is None:
             group.mark_dying(rank)
             return
-        if group.closed is not None:
-            return
+        # Marked before the pending calls are looked through: see `CallTracker.start`.
         group.mark_dead(rank, cause)
         self._tracker.on_death(group, rank)
         self._failures.report(group.name, group.death_of(rank))
@@ -410,16 +450,29 @@ class Runtime(RuntimeBase):
 
     def _close_group(self, key: str, drain_s: float) -> None:
         """Release a group, then those that its workers made. Closing twice is a no-op."""
-        group = self._groups.get(key)
+        group = self._tracker.groups.get(key)
         if group is None:
             return
-        with group.closing:
+        with group.closing:  # whoever closes second returns when the first is done
             if not group.mark_closed(f"worker group {group.name} has been closed"):
                 return
-            shut_down(group, self._tracker, drain_s=drain_s, stop_s=STOP_S)
+            living = group.living()
+            drained = False
+            # What is broken, or has lost a rank, may never end: it is not waited for.
+            if group.broken is None and len(living) == group.world_size and drain_s > 0:
+                drained = group.processes.drain(living, drain_s)
+            self._tracker.fail_all(group, f"worker group {group.name} has been closed")
+            if drained:
+                group.processes.stop(STOP_S)
+            else:
+                group.processes.kill()
+            # After their maker: it may use them while it drains.
             for child in self._children_of(key):
                 self._close_group(child, 0.0)
-            self._forget(key)
+            self._forget(group)
+
+    def _open_groups(self) -> list[GroupState]:
+        return [group for group in list(self._tracker.groups.values()) if group.closed is None]
 
     def _children_of(self, key: str, rank: int | None = None) -> list[str]:
         return [
@@ -428,11 +481,9 @@ class Runtime(RuntimeBase):
             if owner.key == key and rank in (None, owner.rank)
         ]
 
-    def _forget(self, key: str) -> None:
-        group = self._groups.pop(key, None)
-        self._owners.pop(key, None)
-        if group is not None:
-            self._processes.remove(group.name)
+    def _forget(self, group: GroupState) -> None:
+        self._owners.pop(group.key, None)
+        self._processes.remove(group.name)
 
     # What workers ask for, see relay.py
 
@@ -443,28 +494,20 @@ class Runtime(RuntimeBase):
         on: ResourcePool,
         name: str | None,
         timeout: float | None,
-    ) -> CreatedGroup:
+    ) -> GroupRef:
         group = self._create_group(workers, on, name, timeout, origin)
-        parent = self._groups.get(origin.key)
+        parent = self._tracker.groups.get(origin.key)
+        # The maker may have died while its group was made; from now on its death closes the group.
         if parent is None or parent.closed is not None or origin.rank not in parent.living():
             self._close_group(group.key, 0.0)
             raise RuntimeClosed("the worker that asked for the group is gone")
-        return CreatedGroup(key=group.key, name=group.name, world_size=group.world_size)
+        return group.ref
 
     def _close_for(self, origin: Origin, key: str, drain_s: float) -> None:
-        if key in self._groups and self._owners.get(key) != origin:
+        group = self._tracker.groups.get(key)
+        if group is not None and group.closed is None and self._owners.get(key) != origin:
             raise ValueError(f"worker group {key} was not made by this worker")
         self._close_group(key, drain_s)
-
-    def _mesh_ranks(self, key: str, role: str) -> list[dict[str, tuple[int, bool]]]:
-        group = self._groups.get(key)
-        if group is None:
-            raise RuntimeClosed(f"worker group {key} has been closed")
-        return group.processes.meshes(role, MESHES_TIMEOUT_S)
-
-    def _find_link(self, key: str, name: str, world_size: int) -> Link:
-        group = self._groups.get(key)
-        return ClosedLink(key, name, world_size) if group is None else LocalLink(group, self._tracker)
 
     def _unique_name(self, name: str) -> str:
         if not name or "/" in name or name.startswith("."):

@@ -21,13 +21,15 @@ from neoproto.text import shown_with_type
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeSettings:
-    """Attributes:
-    backend: a name in the backend registry.
-    run_id: the run's mark, unique on the machine.
-    run_dir: the run's folder, absolute.
-    env_vars: environment of every worker process.
-    topology: the `topology` block as given, of a run's whole configuration the preset without one; else None.
-    options: the backend's own block.
+    """What a `Runtime` is made with.
+
+    Attributes:
+        backend: a name in the backend registry.
+        run_id: the run's mark, unique on the machine.
+        run_dir: the run's folder, absolute.
+        env_vars: environment of every worker process.
+        topology: the `topology` block as given; a whole run's preset, if it has none; else None.
+        options: the backend's own block.
     """
 
     backend: str

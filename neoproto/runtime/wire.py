@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,42 @@ CANCEL = "__cancel__"
 """Not a call: the async one with this id is to be cancelled."""
 LAST = "__last__"
 """Not a call: no more calls come; those before it are to be drained."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRef:
+    """What names a worker group in any process of its run.
+
+    Attributes:
+        key: unique within the run.
+        name: what people call it.
+        world_size: its ranks.
+    """
+
+    key: str
+    name: str
+    world_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodCall:
+    """A method to run on some ranks of a group.
+
+    Attributes:
+        role, method: what to run; role "" is a group's only worker.
+        sends: (ranks, pickled arguments): each payload goes to its ranks.
+        is_async: the method is a coroutine function.
+    """
+
+    role: str
+    method: str
+    sends: Sequence[tuple[Sequence[int], bytes]]
+    is_async: bool
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks it goes to, in the order of `sends`."""
+        return tuple(rank for ranks, _ in self.sends for rank in ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

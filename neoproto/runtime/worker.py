@@ -106,9 +106,11 @@ class Rendezvous:
     """
 
     def __init__(self, *, is_server: bool, public: bool) -> None:
-        """Args:
-        is_server: this is rank 0.
-        public: the group spans machines, so the socket must be reachable from outside.
+        """Listen, if this is rank 0.
+
+        Args:
+            is_server: this is rank 0.
+            public: the group spans machines, so the socket must be reachable from outside.
         """
         self._listener: socket.socket | None = None
         self._store: Store | None = None

@@ -12,10 +12,12 @@ import pytest
 
 from neoproto.errors import CallCancelled, DeadlineExceeded, GroupBroken, RuntimeClosed, WorkerDied
 from neoproto.runtime.backend import ProcessInfo
-from neoproto.runtime.call_tracker import FAILURE_HOLD_S, CallTracker, PendingCall, Submission
+from neoproto.runtime.call_tracker import CallTracker, PendingCall
+from neoproto.runtime.deadline import FAILURE_HOLD_S
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.group_state import GroupState
-from neoproto.runtime.wire import CANCEL, CallHeader, encode, encode_failure
+from neoproto.runtime.wire import CANCEL, CallHeader, MethodCall, encode, encode_failure
+from tests.neoproto.runtime.clock import Clock, ManualWatch
 
 
 class Processes:
@@ -45,27 +47,28 @@ class Processes:
 
 
 class Bench:
-    def __init__(self, path: Path, count: int = 2) -> None:
-        self.tracker = CallTracker()
+    """A tracker with one group; time passes by `advance` if it is given a clock."""
+
+    def __init__(self, path: Path, count: int = 2, clock: Clock | None = None) -> None:
+        self.watch = None if clock is None else ManualWatch(clock)
+        self.tracker = CallTracker(self.watch)
         self.processes = Processes(count)
         self.group = GroupState("key", "g", self.processes, path)  # type: ignore[arg-type]
+        self.tracker.groups["key"] = self.group
 
     def start(
         self, *ranks: int, is_async: bool = False, timeout: float = math.inf, payload: bytes = b""
     ) -> PendingCall:
-        submission = Submission(
-            role="",
-            method="m",
-            sends=[(ranks, payload)],
-            deadline=time.monotonic() + timeout,
-            is_async=is_async,
-            collect=list,
-        )
-        return self.tracker.start(self.group, submission)
+        call = MethodCall(role="", method="m", sends=[(ranks, payload)], is_async=is_async)
+        return self.tracker.start(self.group.ref, call, time.monotonic() + timeout)
 
     def answer(self, call: PendingCall, rank: int, value: object) -> None:
         outcome = encode_failure(value, "there") if isinstance(value, Exception) else encode(value)
         self.tracker.on_reply(call.call_id, rank, outcome)
+
+    def advance(self, seconds: float) -> None:
+        assert self.watch is not None
+        self.watch.advance(seconds)
 
     def die(self, rank: int) -> None:
         self.group.mark_dying(rank)
@@ -74,8 +77,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    made = Bench(tmp_path, clock=clock)
     yield made
     made.tracker.close("over")
 
@@ -110,20 +115,21 @@ def test_a_failure_settles_at_once_where_nobody_is_silent(bench: Bench) -> None:
 
 def test_a_failure_does_not_wait_long_for_silent_ranks(bench: Bench) -> None:
     call = bench.start(0, 1)
-    started = time.monotonic()
     bench.answer(call, 0, LookupError("alone"))
+    bench.advance(0.9 * FAILURE_HOLD_S)
+    assert not call.done(), "a death may be its cause"
+    bench.advance(0.1 * FAILURE_HOLD_S)
     with pytest.raises(LookupError, match="alone"):
-        call.result(timeout=10)
-    assert time.monotonic() - started > 0.9 * FAILURE_HOLD_S
+        call.result(timeout=0)
 
 
 def test_a_death_is_the_word_on_the_failure_it_caused(bench: Bench) -> None:
     before, after = bench.start(0, 1), bench.start(0, 1)
     bench.answer(after, 0, RuntimeError("connection closed by peer"))
-    time.sleep(0.05)
+    bench.advance(0.5 * FAILURE_HOLD_S)
     bench.group.mark_dying(1)  # known at once; its cause takes a while
     bench.answer(before, 0, RuntimeError("connection closed by peer"))
-    time.sleep(0.5)
+    bench.advance(10 * FAILURE_HOLD_S)
     assert not before.done()
     assert not after.done()
     bench.die(1)
@@ -140,12 +146,16 @@ def test_a_queued_call_past_its_deadline_breaks_nothing_and_a_running_one_does(b
         0: CallStatus(state="queued", stack="a"),
         1: CallStatus(state="running", stack="b"),
     }
+    call = bench.start(0, timeout=5)
+    bench.advance(5)
     with pytest.raises(DeadlineExceeded) as queued:
-        bench.start(0, timeout=0.05).result(timeout=10)
+        call.result(timeout=10)
     assert (queued.value.ranks, queued.value.stacks[0]) == ((0,), "a")
     bench.processes.states.pop(0)
+    call = bench.start(0, 1, timeout=5)
+    bench.advance(5)
     with pytest.raises(DeadlineExceeded) as running:
-        bench.start(0, 1, timeout=0.05).result(timeout=10)
+        call.result(timeout=10)
     assert running.value.stacks == {0: "where it is", 1: "b"}, "a mute rank is read from outside"
     assert bench.processes.broken == [([0, 1], "g is broken: m overran its deadline on rank(s) [0, 1]")]
     with pytest.raises(GroupBroken):
@@ -153,8 +163,10 @@ def test_a_queued_call_past_its_deadline_breaks_nothing_and_a_running_one_does(b
 
 
 def test_an_async_call_past_its_deadline_breaks_nothing(bench: Bench) -> None:
+    call = bench.start(0, timeout=5, is_async=True)
+    bench.advance(5)
     with pytest.raises(DeadlineExceeded):
-        bench.start(0, timeout=0.05, is_async=True).result(timeout=10)
+        call.result(timeout=10)
     assert not bench.start(0).done()
 
 
@@ -213,9 +225,10 @@ def test_a_call_with_no_time_is_never_sent_and_breaks_nothing(bench: Bench) -> N
 def test_what_waits_behind_an_overrun_ends_with_it(bench: Bench) -> None:
     bench.processes.states = {1: CallStatus(state="running", stack="b")}
     elsewhere = bench.start(0)
-    overrun = bench.start(0, 1, timeout=0.2)
+    overrun = bench.start(0, 1, timeout=5)
     bench.answer(overrun, 0, "done")
     behind, with_its_peer, loop = bench.start(0, 1), bench.start(0), bench.start(1, is_async=True)
+    bench.advance(5)
     with pytest.raises(DeadlineExceeded):
         overrun.result(timeout=10)
     for call in (behind, with_its_peer):
@@ -226,8 +239,9 @@ def test_what_waits_behind_an_overrun_ends_with_it(bench: Bench) -> None:
 
 
 def test_what_waits_behind_a_rank_that_does_nothing_else_ends_too(bench: Bench) -> None:
-    overrun = bench.start(1, timeout=0.1)  # says nothing of its state
+    overrun = bench.start(1, timeout=5)  # says nothing of its state
     loop = bench.start(1, is_async=True)
+    bench.advance(5)
     with pytest.raises(DeadlineExceeded):
         overrun.result(timeout=10)
     with pytest.raises(GroupBroken):
@@ -238,18 +252,20 @@ def test_what_waits_behind_a_rank_that_does_nothing_else_ends_too(bench: Bench) 
 def test_a_call_that_ended_early_is_watched_until_its_deadline(bench: Bench, way: str) -> None:
     """For the caller it is over; rank 1 runs it still."""
     bench.processes.states = {1: CallStatus(state="running", stack="b")}
-    overrun = bench.start(0, 1, timeout=0.6)
+    overrun = bench.start(0, 1, timeout=5)
     behind = bench.start(1)
     if way == "cancelled":
         assert overrun.cancel()
         bench.answer(overrun, 0, "late")
     elif way == "failed":
         bench.answer(overrun, 0, LookupError("alone"))
+        bench.advance(FAILURE_HOLD_S)
     else:
         bench.die(0)
     with pytest.raises((CallCancelled, LookupError, WorkerDied)):
-        overrun.result(timeout=0.5)
+        overrun.result(timeout=0)
     assert not behind.done()
+    bench.advance(5)
     with pytest.raises(GroupBroken, match=r"overran its deadline on rank\(s\) \[1\]"):
         behind.result(timeout=10)
     with pytest.raises(GroupBroken):
@@ -257,11 +273,12 @@ def test_a_call_that_ended_early_is_watched_until_its_deadline(bench: Bench, way
 
 
 def test_a_cancelled_call_that_ends_in_time_breaks_nothing(bench: Bench) -> None:
-    cancelled, other = bench.start(0, 1, timeout=0.2), bench.start(0, timeout=0.3)
+    cancelled, other = bench.start(0, 1, timeout=5), bench.start(0, timeout=6)
     assert cancelled.cancel()
     bench.answer(cancelled, 0, None)
     bench.answer(cancelled, 1, None)
     bench.processes.states = {0: CallStatus(state="queued", stack="")}
+    bench.advance(6)
     with pytest.raises(DeadlineExceeded):
         other.result(timeout=10)
     assert bench.group.broken is None
@@ -277,9 +294,11 @@ def test_a_rank_that_refuses_ends_what_waits_for_it(bench: Bench) -> None:
 
 
 def test_a_closed_group_is_watched_no_longer(bench: Bench) -> None:
-    cancelled = bench.start(0, timeout=0.1)
+    cancelled = bench.start(0, timeout=5)
     assert cancelled.cancel()
     bench.tracker.fail_all(bench.group, "closed")
+    other = bench.start(1, timeout=6, is_async=True)
+    bench.advance(6)
     with pytest.raises(DeadlineExceeded):
-        bench.start(1, timeout=0.2, is_async=True).result(timeout=10)
+        other.result(timeout=10)
     assert bench.processes.broken == []

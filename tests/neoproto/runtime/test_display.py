@@ -16,9 +16,9 @@ from neoproto.runtime import RemoteCall, WorkerGroup
 from neoproto.runtime.base import RuntimeBase
 from neoproto.runtime.display import run_html, spans
 from neoproto.runtime.group import RemoteWorkerGroup, public_methods
-from neoproto.runtime.links import ClosedLink, LocalLink
 from neoproto.runtime.placement import Block, Placement
 from neoproto.runtime.pool import ResourcePool
+from neoproto.runtime.wire import GroupRef
 from neoproto.runtime.worker import Worker
 from tests.neoproto.html_reading import Page
 from tests.neoproto.runtime.test_call_tracker import Bench
@@ -41,8 +41,8 @@ def bench(tmp_path: Path) -> Any:
 def group_of(bench: Bench) -> WorkerGroup:
     block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=bench.group.world_size)
     pool = ResourcePool(name="pool", cluster="default", block=block, device_type="cpu")
-    link = LocalLink(bench.group, bench.tracker)
-    group = WorkerGroup(link, {"": public_methods(Adder)}, pool, lambda *_: None, lambda _: None)
+    methods = {"": public_methods(Adder)}
+    group = WorkerGroup(bench.tracker, bench.group.ref, methods, pool, lambda *_: None, lambda _: None)
     group._abandon.detach()
     return group
 
@@ -127,7 +127,8 @@ def test_a_large_group_and_one_of_another_process(tmp_path: Path) -> None:
     assert "… 8,162 more rows" in html
     bench.tracker.close("over")
     block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=2)
-    far = RemoteWorkerGroup(ClosedLink("k", "far", 2), public_methods(Adder), range(2), block, "role")
+    ref = GroupRef(key="k", name="far", world_size=2)
+    far = RemoteWorkerGroup(None, ref, public_methods(Adder), range(2), block, "role")
     assert "RemoteWorkerGroup far, role role" in cells_of(far)
 
 

@@ -27,21 +27,27 @@ from neoproto.runtime.wire import (
     encode,
 )
 from neoproto.runtime.worker import Rendezvous, Worker, WorkerIdentity
+from tests.neoproto.runtime.clock import Clock
 
 
 class Recorder(Worker):
+    latest: Recorder
+
     def __init__(self, start: int) -> None:
         self.seen: list[Any] = [start, self.rank, self.world_size]
-        self.gate, self.last = threading.Event(), threading.Event()
+        self.gate, self.last, self.running = threading.Event(), threading.Event(), threading.Event()
+        Recorder.latest = self
 
     def note(self, value: Any) -> list[Any]:
         self.seen.append(value)
         return list(self.seen)
 
     def block(self) -> None:
+        self.running.set()
         self.gate.wait(30)
 
     def stay(self) -> None:
+        self.running.set()
         self.last.wait(30)
 
     def open(self) -> None:
@@ -127,9 +133,26 @@ class Bench:
         self.thread.join(10)
         self.loop.close()
 
+    def wait_running(self) -> None:
+        """Until `block` or `stay` runs."""
+        assert Recorder.latest.running.wait(10)
+        Recorder.latest.running.clear()
+
+    def wake(self) -> None:
+        """Have the loop look at its timers: the clock was moved."""
+        self.loop.call_soon_threadsafe(lambda: None)
+
     def reply(self) -> tuple[int, Any]:
         number, outcome = self.replies.get(timeout=10)
         return number, decode_failure(outcome) if isinstance(outcome, RemoteFailure) else decode(outcome)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time stands still, for the loop too, until a test moves it."""
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
 
 
 @pytest.fixture
@@ -145,8 +168,7 @@ def bench() -> Iterator[Bench]:
 def test_sync_calls_run_by_number_whatever_the_order_of_arrival(bench: Bench) -> None:
     bench.call("note", "third", turn=3)
     bench.call("note", "second", turn=2)
-    time.sleep(0.05)
-    assert bench.replies.empty()
+    assert bench.executor.status(3).state == "queued"
     bench.call("note", "first", turn=1)
     assert bench.reply() == (4, [7, 1, 2, "first"])
     assert bench.reply() == (3, [7, 1, 2, "first", "second"])
@@ -207,14 +229,16 @@ def test_the_budget_reaches_the_method(bench: Bench) -> None:
     assert bench.reply()[1] == math.inf
 
 
-def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> None:
-    bench.call("block", turn=1, budget=0.05)
+def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench, clock: Clock) -> None:
+    bench.call("block", turn=1, budget=5)
     bench.call("note", "behind", turn=2)
-    time.sleep(0.1)
+    bench.wait_running()
+    assert bench.executor.status(2).state == "running"
+    clock.now += 5.1
     status = bench.executor.status(2)
     assert status.state == "running"
     assert "in block" in status.stack
-    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    Recorder.latest.gate.set()
     assert bench.reply() == (2, None)
     number, error = bench.reply()
     assert number == 3
@@ -222,55 +246,61 @@ def test_a_running_method_past_its_deadline_breaks_the_group(bench: Bench) -> No
     assert "block overran" in str(error)
 
 
-def test_what_comes_while_a_method_overruns_is_refused_at_once(bench: Bench) -> None:
-    bench.call("block", turn=1, budget=0.05)
-    time.sleep(0.1)
+def test_what_comes_while_a_method_overruns_is_refused_at_once(bench: Bench, clock: Clock) -> None:
+    bench.call("block", turn=1, budget=5)
+    bench.wait_running()
+    clock.now += 5.1
     bench.call("note", "behind", turn=2)
     number, error = bench.reply()
     assert number == 3
     assert isinstance(error, GroupBroken)
-    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    Recorder.latest.gate.set()
     assert bench.reply() == (2, None)
     bench.call("note", "next", turn=3)
     assert bench.reply()[0] == 4, "each is answered once"
 
 
-def test_a_method_that_begins_after_its_deadline_has_its_budget_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("neoproto.runtime.executor.LATE_S", 0.3)
-    gate: threading.Event = bench.executor._workers[""].gate  # type: ignore[attr-defined]
+def test_a_method_that_begins_after_its_deadline_has_its_budget_again(bench: Bench, clock: Clock) -> None:
+    gate = Recorder.latest.gate
     bench.call("block", turn=1)
-    late = bench.call("block", turn=2, budget=0.01)
+    late = bench.call("block", turn=2, budget=5)
     behind = bench.call("note", "behind", turn=3)
-    time.sleep(0.05)
+    clock.now += 6
     assert bench.executor.status(late).state == "queued"
     gate.set()
     assert bench.reply() == (2, None)
     assert bench.reply() == (late, None), "it ran, and was quick"
     assert bench.reply()[1][-1] == "behind", "so nothing is broken"
     gate.clear()
+    Recorder.latest.running.clear()
     bench.call("block", turn=4)
-    late = bench.call("stay", turn=5, budget=0.01)
+    bench.wait_running()
+    late = bench.call("stay", turn=5, budget=5)
     behind = bench.call("note", "behind", turn=6)
-    time.sleep(0.05)
+    clock.now += 6
     gate.set()
     assert bench.reply()[1] is None
+    bench.wait_running()
+    assert bench.executor.status(late).state == "late"
+    clock.now += 4.9
+    assert bench.executor.status(late).state == "late", "its budget begins again"
+    clock.now += 0.2
+    bench.wake()
     number, error = bench.reply()
     assert number == behind
     assert isinstance(error, GroupBroken)
     assert "stay overran" in str(error)
     assert bench.executor.status(late).state == "running"
-    bench.executor._workers[""].last.set()  # type: ignore[attr-defined]
+    Recorder.latest.last.set()
     assert bench.reply() == (late, None)
 
 
-def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench) -> None:
+def test_a_queued_method_past_its_deadline_breaks_nothing_and_runs(bench: Bench, clock: Clock) -> None:
     bench.call("block", turn=1)
-    bench.call("note", "late", turn=2, budget=0.01)
-    time.sleep(0.05)
+    bench.call("note", "late", turn=2, budget=5)
+    clock.now += 6
     assert bench.executor.status(3).state != "running"
-    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    Recorder.latest.gate.set()
     assert bench.reply() == (2, None)
     assert bench.reply()[1][-1] == "late", "skipping it would part this rank from its peers"
 
@@ -302,7 +332,6 @@ def test_a_cancel_on_the_heels_of_its_call_is_not_lost(bench: Bench) -> None:
 
 
 def test_drain_waits_for_both_kinds_and_then_admits_no_async_call(bench: Bench) -> None:
-    draining = bench.drain(10.0)
     blocked, dozing = bench.call("block", turn=1), bench.call("doze", 0.2, turn=None)
     bench.tell(LAST)
     late = bench.call("doze", 0.0, turn=None)
@@ -310,17 +339,16 @@ def test_drain_waits_for_both_kinds_and_then_admits_no_async_call(bench: Bench) 
     assert number == late
     assert isinstance(error, RuntimeClosed)
     assert bench.reply()[0] == dozing
-    time.sleep(0.1)
-    assert not draining.done()
-    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    assert not bench.drain(0.0).result(10)
+    draining = bench.drain(10.0)
+    Recorder.latest.gate.set()
     assert draining.result(10)
     assert bench.reply() == (blocked, None)
 
 
 def test_drain_waits_for_the_word_that_no_more_calls_come(bench: Bench) -> None:
+    assert not bench.drain(0.0).result(10), "a call may be on its way yet"
     draining = bench.drain(10.0)
-    time.sleep(0.1)
-    assert not draining.done(), "a call may be on its way yet"
     bench.tell(LAST)
     assert draining.result(10)
 
@@ -329,7 +357,7 @@ def test_drain_gives_up_in_time(bench: Bench) -> None:
     bench.call("block", turn=1)
     bench.tell(LAST)
     assert bench.drain(0.1).result(10) is False
-    bench.executor._workers[""].gate.set()  # type: ignore[attr-defined]
+    Recorder.latest.gate.set()
     bench.reply()
 
 

@@ -12,7 +12,6 @@ from mypy import api
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime import Dispatch, Worker, WorkerGroup, WorkerHandle, register, remote
 from neoproto.runtime.group import public_methods
-from neoproto.runtime.links import LocalLink
 from neoproto.runtime.placement import Block
 from neoproto.runtime.pool import ResourcePool
 from tests.neoproto.runtime import typed_calls
@@ -45,9 +44,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def handle(bench: Bench) -> CounterHandle:
     block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=2)
     pool = ResourcePool(name="pool", cluster="default", block=block, device_type="cpu")
-    link = LocalLink(bench.group, bench.tracker)
     methods = {"": public_methods(Counter)}
-    return CounterHandle(WorkerGroup(link, methods, pool, lambda *_: None, lambda _: None))
+    return CounterHandle(
+        WorkerGroup(bench.tracker, bench.group.ref, methods, pool, lambda *_: None, lambda _: None)
+    )
 
 
 def test_a_call_of_a_handle_is_a_call_of_the_group(bench: Bench, handle: CounterHandle) -> None:

@@ -5,10 +5,10 @@ import threading
 from typing import Any
 
 from neoproto.runtime.group import WorkerGroup
-from neoproto.runtime.links import ClosedLink
 from neoproto.runtime.placement import Block
 from neoproto.runtime.pool import ResourcePool
 from neoproto.runtime.reaper import Reaper
+from neoproto.runtime.wire import GroupRef
 
 
 def group(reaper: Reaper, key: str) -> WorkerGroup:
@@ -17,7 +17,7 @@ def group(reaper: Reaper, key: str) -> WorkerGroup:
 
     def close(*_: Any) -> None: ...
 
-    return WorkerGroup(ClosedLink(key, "g", 2), {"": {}}, pool, close, reaper.enqueue)
+    return WorkerGroup(None, GroupRef(key=key, name="g", world_size=2), {"": {}}, pool, close, reaper.enqueue)
 
 
 def test_a_finalizer_only_says_so_and_the_reaper_releases() -> None:

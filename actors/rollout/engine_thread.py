@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import importlib
 import itertools
 import queue
 import threading
@@ -22,19 +23,36 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from actors.rollout.continuation import Partial, continued, joined
-from actors.rollout.step_engine import StepEngine
+from actors.rollout.engine import EngineTimes, RolloutEngine, StepEngine
+from actors.rollout.options import EngineOptions
 from neoproto.data.generation import GenerateRequest, Generation
 from neoproto.errors import EngineFailed, RolloutError, WeightMismatch
+from neoproto.rollout.engines import ENGINES
 from neoproto.weights import TensorLayout, WeightVersion
 from neoproto.weights.agent import run_to_end
 from neoproto.weights.options import PauseMode
 
 T = TypeVar("T")
+
+
+def build_engine(options: EngineOptions) -> RolloutEngine:
+    """The engine that `options` names, made in this process.
+
+    Raises:
+        RolloutError: it does not take the model or the options.
+    """
+    kind = ENGINES[options.name]
+    module, _, name = kind.engine.partition(":")
+
+    def build() -> Any:
+        return getattr(importlib.import_module(module), name)(options)  # vLLM, say: the controller must not
+
+    return EngineThread(build) if kind.in_process else build()
 
 
 @dataclass(eq=False, slots=True)
@@ -46,24 +64,8 @@ class _Call:
     done: dict[str, Generation] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineTimes:
-    """Seconds since the engine was built.
-
-    Attributes:
-        paused, last_paused: all pauses and the last one, from the last step before to where stepping went
-            on; without the time that requests in flight were given to end.
-        loading, last_loading: the same for loads, inside the engine's thread.
-    """
-
-    paused: float = 0.0
-    last_paused: float = 0.0
-    loading: float = 0.0
-    last_loading: float = 0.0
-
-
 class EngineThread:
-    """Owns a `StepEngine` and the only thread that touches it. Implements `Generator` and `ServingEngine`.
+    """Owns a `StepEngine` and the only thread that touches it: a `RolloutEngine`.
 
     An engine that raised while it stepped or loaded is not used again: calls in flight and all later ones
     raise `EngineFailed` with the cause, or `RolloutError` where another engine would not do better. So a

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from neoproto.data.generation import SamplingParams
-from neoproto.data.model_files import head_dim, read_model_config
+from neoproto.data.model_files import read_model_config
 from neoproto.errors import ConfigError
+from neoproto.rollout.engines import ENGINES
 from neoproto.text import shown
 from neoproto.weights import UpdateOptions
 from neoproto.weights.options import TransportName
 
-CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Attention head sizes that vLLM's CPU kernels have."""
 _LANGUAGE_HEADS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForConditionalGeneration")
 """How transformers calls models that generate text."""
 
@@ -27,7 +26,7 @@ class EngineOptions:
     """One replica's engine.
 
     Attributes:
-        name: "vllm", or "hf": transformers, CPU only.
+        name: one of `ENGINES`.
         model: Hugging Face folder the engine starts from.
         dtype: of the weights and the arithmetic, for example "float32".
         device: "cpu" or "gpu".
@@ -40,10 +39,9 @@ class EngineOptions:
             `gpu_memory_utilization` (GPU).
         gpu_memory_utilization: share of a GPU's memory that the engine may take.
         enforce_eager: compile nothing.
-        enable_prefix_caching: samples of one prompt share its key/value cache.
     """
 
-    name: Literal["vllm", "hf"] = "vllm"
+    name: str = "vllm"
     model: str
     dtype: str = "float32"
     device: Literal["cpu", "gpu"] = "cpu"
@@ -55,11 +53,15 @@ class EngineOptions:
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.5
     enforce_eager: bool = True
-    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        if self.name == "hf" and self.device != "cpu":
-            raise ConfigError("actor_rollout_ref.rollout.name=hf runs on CPUs only; on a GPU take vllm")
+        if self.device not in ENGINES[self.name].devices:
+            fitting = " or ".join(name for name, kind in ENGINES.items() if self.device in kind.devices)
+            only = " and ".join(f"{device.upper()}s" for device in ENGINES[self.name].devices)
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.name={self.name} runs on {only} only; "
+                f"on a {self.device.upper()} take {fitting}"
+            )
         if not self.eos_token_ids:
             raise ConfigError("rollout: at least one end-of-sequence token is needed, the tokenizer has none")
 
@@ -140,42 +142,24 @@ def rollout_env(options: EngineOptions) -> dict[str, str]:
         # Spinning threads take the cores that trainers and other replicas need: seen 3 times slower on a busy
         # machine, and not faster on an idle one.
         env["OMP_WAIT_POLICY"] = "passive"
-    if options.name == "hf":
-        return env
-    env |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_LOGGING_COLOR": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "",
-        # A replica is one process: what its engine listens on, nobody else connects to.
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "=lo",
-    }
-    if options.device == "cpu":
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        if options.enforce_eager:
-            # vLLM's sampler compiles one small function even in eager mode: seconds, and a C++ compiler.
-            env["TORCHDYNAMO_DISABLE"] = "1"
-    return env
+    return env | dict(ENGINES[options.name].env(options.device, options.enforce_eager))
 
 
 def check_servable(
-    model: str | Path, *, max_model_len: int, device: str, field: str, engine: str = "vllm"
+    model: str | Path, *, max_model_len: int, device: str, field: str, engine: str | None
 ) -> None:
-    """Refuse a model that the engine could only fail on later, by its `config.json`.
+    """Refuse a model that a process could only fail on later, by its `config.json`.
 
     Args:
         model: Hugging Face folder.
         max_model_len: tokens of the longest prompt and answer together.
         device: "cpu" or "gpu".
         field: the configuration key the model comes from, for messages.
-        engine: "vllm", whose kernels know certain head sizes, or "hf".
+        engine: one of `ENGINES`; None for a model that no engine serves, as the critic's.
 
     Raises:
         ConfigError: a `config.json` that cannot be read; a model without a language-model head; more
-            positions asked for than it has; a head size that the CPU kernels lack.
+            positions asked for than it has; whatever else the engine cannot serve.
     """
     config = read_model_config(model, field=field)
     problems = []
@@ -190,11 +174,7 @@ def check_servable(
             f"{field}: {model} has {positions} positions (max_position_embeddings), prompts and answers "
             f"need up to {max_model_len}"
         )
-    vllm_on_cpu = engine == "vllm" and device == "cpu"
-    if vllm_on_cpu and (found := head_dim(config)) is not None and found not in CPU_HEAD_DIMS:
-        problems.append(
-            f"{field}: {model} has attention heads of size {found}; vLLM on CPU has kernels for "
-            f"{', '.join(map(str, CPU_HEAD_DIMS))}"
-        )
+    if engine is not None and (problem := ENGINES[engine].model_problem(config, device)) is not None:
+        problems.append(f"{field}: {model} {problem}")
     if problems:
         raise ConfigError(*problems)

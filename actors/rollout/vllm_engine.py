@@ -169,7 +169,7 @@ def engine_args(options: EngineOptions) -> EngineArgs:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, options.max_model_len, 4 * options.max_num_seqs),
         enforce_eager=options.enforce_eager,
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=True,  # the samples of a prompt share its cache
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
         async_scheduling=False,

@@ -15,15 +15,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from actors.rollout.engine_thread import EngineThread, EngineTimes
-from actors.rollout.options import EngineOptions, RolloutOptions
-from actors.rollout.step_engine import StepEngine
+from actors.rollout.engine import RolloutEngine
+from actors.rollout.engine_thread import build_engine
+from actors.rollout.options import RolloutOptions
 from actors.spread import SPREAD
 from actors.weight_registry import Group, GroupRegistry
 from neoproto.data import DataProto
@@ -31,32 +31,12 @@ from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Puller, Registry, ServingEngine, UpdateAgent, WeightVersion
+from neoproto.weights import Puller, Registry, UpdateAgent, WeightVersion
 from neoproto.weights.transport import make_transport
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so
 that two validations differ by what was learnt and not by luck."""
-
-
-class ServingGenerator(ServingEngine, Protocol):
-    """A `Generator` whose weights can be replaced; `EngineThread` is one."""
-
-    @property
-    def version(self) -> WeightVersion:
-        """The weights it serves."""
-        ...
-
-    @property
-    def times(self) -> EngineTimes:
-        """How long it stood still, and loaded."""
-        ...
-
-    async def wait_open(self) -> None:
-        """Wait until it is not paused; see `EngineThread.wait_open`."""
-        ...
-
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]: ...
 
 
 class Rollout:
@@ -67,7 +47,7 @@ class Rollout:
         engine: generates, on the weights of the model folder (version 0) until others are loaded.
     """
 
-    def __init__(self, options: RolloutOptions, engine: ServingGenerator) -> None:
+    def __init__(self, options: RolloutOptions, engine: RolloutEngine) -> None:
         self._options, self._engine = options, engine
         self._agent: UpdateAgent | None = None
         self._tokens = self._samples = 0
@@ -173,7 +153,7 @@ class RolloutWorker(Worker):
     """One replica. Calls overlap: requests of several callers run in one batch."""
 
     def __init__(self, options: RolloutOptions) -> None:
-        self._rollout = Rollout(options, EngineThread(lambda: build_engine(options.engine)))
+        self._rollout = Rollout(options, build_engine(options.engine))
 
     @register(dispatch_mode=SPREAD)
     async def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -234,17 +214,6 @@ class RolloutWorker(Worker):
     async def stats(self) -> dict[str, float]:
         """See `Rollout.stats`."""
         return self._rollout.stats()
-
-
-def build_engine(options: EngineOptions) -> StepEngine:
-    """The engine of that name; what it is made with is imported here, since the controller must not."""
-    if options.name == "hf":
-        from actors.rollout.hf_engine import HfEngine
-
-        return HfEngine(options)
-    from actors.rollout.vllm_engine import VllmEngine
-
-    return VllmEngine(options)
 
 
 def _store() -> ObjectStore:

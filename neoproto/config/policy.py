@@ -25,12 +25,15 @@ from neoproto.config.base import (
 from neoproto.config.optim import OptimConfig
 from neoproto.config.topology import DevicesPerNode
 from neoproto.config.verl import kl_name
+from neoproto.rollout.engines import ENGINES
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 if TYPE_CHECKING:
+    EngineName = str
     PolicyLossName = str
 else:
+    EngineName = Literal[tuple(ENGINES)]
     PolicyLossName = Literal[tuple(POLICY_LOSSES)]
 
 
@@ -150,10 +153,7 @@ class ValKwargsConfig(Section):
 class RolloutConfig(Section):
     """Generation; every rank is a replica that holds the whole model."""
 
-    name: Literal["vllm", "hf"] = "vllm"
-    """The engine. hf = transformers, whole tensors at a time: faster for tiny models on CPUs (it runs nowhere
-    else), where vLLM's bookkeeping takes longer than the model; kv_cache_gib, gpu_memory_utilization and
-    enforce_eager are vllm's."""
+    name: EngineName = Field(default="vllm", description=f"The engine. {ENGINES.help}.")
     n_gpus_per_node: DevicesPerNode | None = None
     """Devices of its own on every node of the preset topology, one replica each, in the asynchronous modes
     (null = 1); in sync mode rollout has those of training."""

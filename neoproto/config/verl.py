@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from neoproto.rollout.engines import ENGINES
+
 KL_NAMES: dict[str, str] = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 """verl's names of KL estimators, and ours (Schulman, "Approximating KL divergence")."""
 
@@ -80,7 +82,7 @@ REFUSED_KEYS: dict[str, str] = {
 """By last key, wherever it stands."""
 
 REFUSED_VALUES: dict[str, str] = {
-    "actor_rollout_ref.rollout.name": "the engines are vllm and hf",
+    "actor_rollout_ref.rollout.name": f"the engines are {', '.join(ENGINES)}",
     "actor_rollout_ref.rollout.top_p": "training needs 1, as log-probs of a cut-off distribution "
     "cannot be compared with the policy's; rollout.val_kwargs.top_p is free",
     "actor_rollout_ref.rollout.top_k": "training needs -1, as log-probs of a cut-off distribution "

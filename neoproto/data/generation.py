@@ -1,6 +1,6 @@
 """The rollout seam: what a generator is asked for, and what it answers.
 
-    prompts ──> GenerateRequest ──> Generator.generate ──> Generation ──> batch columns
+    prompts ──> GenerateRequest ──> engine ──> Generation ──> batch columns
 
 Per-token fields (`log_probs`, `loss_mask`, `weight_versions`) travel beside the tokens, so an answer that was
 produced in several turns, with tool output in between, or on several weight versions, needs no other type.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 _SEED_BITS = 63
 
@@ -97,14 +96,6 @@ class Generation:
                 raise ValueError(
                     f"generation {self.uid}/{self.sample_index}: {name} has {found} entries, tokens {count}"
                 )
-
-
-class Generator(Protocol):
-    """Turns requests into generations."""
-
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Generation]:
-        """Return one generation per request, in the order of the requests."""
-        ...
 
 
 def request_seed(run_seed: int, uid: str, sample_index: int, weight_version: int) -> int:

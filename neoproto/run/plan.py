@@ -16,6 +16,7 @@ from meshes.common.machine import short_tmp
 from neoproto.config import RunConfig
 from neoproto.data.model_files import MODEL_FIELD, count_parameters, head_dim, read_model_config
 from neoproto.errors import ConfigError
+from neoproto.rollout.engines import ENGINES
 from neoproto.run.console import RunConsole
 from neoproto.run.prepare import CRITIC_FIELD, PreparedRun
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
@@ -25,8 +26,8 @@ from neoproto.store.volume import Spill, default_limit
 DRY_RUN_DONE = "dry run: everything was checked, nothing was started"
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LIBRARIES = {"torch": 0.45 * GIB, "vllm": 0.75 * GIB, "small": 0.2 * GIB}
-"""Resident memory of a process that has only imported what it needs, on CPU."""
+TORCH_BYTES = 0.45 * GIB
+"""Resident memory of a process that has only imported torch and transformers, on CPU."""
 _COLUMN_BYTES = 96
 """All columns of a batch for one token: a dozen, of 8 bytes at most."""
 _ADAM_COPIES = 4
@@ -109,29 +110,33 @@ def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemo
         elif model.worker == "reference":
             micro = policy.ref.log_prob_micro_batch_size_per_gpu
             logits = 2.0 * micro * config.data.max_response_length * sizes.vocabulary * 4
-            rows.append(
-                _row(
-                    model, weights=4.0 * sizes.parameters / model.world_size, activations=logits, kind="torch"
-                )
-            )
+            rows.append(_row(model, weights=4.0 * sizes.parameters / model.world_size, activations=logits))
         elif model.worker == "rollout":
             bytes_each = DTYPE_BYTES[policy.rollout.dtype]
-            cache = (
-                policy.rollout.kv_cache_gib * GIB
-                if policy.rollout.kv_cache_gib is not None
-                else policy.rollout.max_num_seqs * config.max_model_len * sizes.kv_numbers * bytes_each
+            rows.append(
+                _row(
+                    model,
+                    weights=sizes.parameters * bytes_each,
+                    cache=_cache_bytes(config, sizes.kv_numbers * bytes_each),
+                    libraries=ENGINES[policy.rollout.name].library_bytes,
+                )
             )
-            rows.append(_row(model, weights=sizes.parameters * bytes_each, cache=cache, kind="vllm"))
     return rows
+
+
+def _cache_bytes(config: RunConfig, token_bytes: float) -> float:
+    """What a replica's key/value cache takes: what the configuration says, else room for full sequences."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.kv_cache_gib is not None and "kv_cache_gib" in ENGINES[rollout.name].options:
+        return rollout.kv_cache_gib * GIB
+    return rollout.max_num_seqs * config.max_model_len * token_bytes
 
 
 def _trained(model: ModelPlacement, sizes: ModelSizes, tokens: float, logits: float) -> ProcessMemory:
     weights = 4.0 * sizes.parameters / model.world_size
     kept = _KEPT_HIDDEN * sizes.hidden + _KEPT_INTERMEDIATE * sizes.intermediate
     activations = 4.0 * tokens * sizes.layers * kept + logits
-    return _row(
-        model, weights=weights, training=(_ADAM_COPIES - 1) * weights, activations=activations, kind="torch"
-    )
+    return _row(model, weights=weights, training=(_ADAM_COPIES - 1) * weights, activations=activations)
 
 
 def _row(
@@ -141,7 +146,7 @@ def _row(
     training: float = 0.0,
     cache: float = 0.0,
     activations: float = 0.0,
-    kind: str,
+    libraries: float = TORCH_BYTES,
 ) -> ProcessMemory:
     return ProcessMemory(
         group=model.name,
@@ -150,7 +155,7 @@ def _row(
         training=training,
         cache=cache,
         activations=activations,
-        libraries=LIBRARIES[kind],
+        libraries=libraries,
     )
 
 

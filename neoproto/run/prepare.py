@@ -30,6 +30,7 @@ from neoproto.data.prompts import (
     today,
 )
 from neoproto.errors import ConfigError
+from neoproto.rollout.engines import ENGINES
 from neoproto.trainer.checkpoint.resume import OWN_LOOP_NONE
 from neoproto.trainer.estimators import check_estimator
 
@@ -142,9 +143,23 @@ def notes(
     model = config.actor_rollout_ref.model
     if data.train_files is not None and model.path is None and model.built_in == "tiny":
         yield "actor_rollout_ref.model.path is null: the tiny model, warm-started on these files, is trained"
+    yield from unread_options(config)
     yield from data_notes("training", train)
     if validation is not None:
         yield from data_notes("validation", validation)
+
+
+def unread_options(config: RunConfig) -> Iterator[str]:
+    """Options of other engines that are set, and that the engine of this run does not read."""
+    rollout = config.actor_rollout_ref.rollout
+    for name, kind in ENGINES.items():
+        for option in kind.options if name != rollout.name else ():
+            value, default = getattr(rollout, option), type(rollout).model_fields[option].default
+            if value != default and option not in ENGINES[rollout.name].options:
+                yield (
+                    f"actor_rollout_ref.rollout.{option}={value} is an option of {name}; "
+                    f"{rollout.name} does not read it"
+                )
 
 
 def check_batch(config: RunConfig, prompts: int) -> None:
@@ -239,8 +254,7 @@ def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, dev
         return model_dir
     folder = check_model_folder(config.critic.model.path, field=CRITIC_FIELD)
     longest = config.data.max_prompt_length + config.data.max_response_length
-    # It runs in torch, which has none of vLLM's limits but the positions.
-    check_servable(folder, max_model_len=longest, device=device, field=CRITIC_FIELD, engine="hf")
+    check_servable(folder, max_model_len=longest, device=device, field=CRITIC_FIELD, engine=None)
     ours = policy_tokenizer.get_vocab()
     theirs = load_tokenizer(folder, field=CRITIC_FIELD).get_vocab()
     differing = [token for token, number in ours.items() if theirs.get(token) != number]

@@ -20,8 +20,9 @@ from unittest import mock
 
 import pytest
 
-from actors.rollout.options import CPU_HEAD_DIMS, EngineOptions, rollout_env
+from actors.rollout.options import EngineOptions, rollout_env
 from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch
+from neoproto.rollout.engines.vllm import CPU_HEAD_DIMS
 from tests.actors.stub_http import serving
 
 EOS = 2

@@ -124,3 +124,89 @@ def test_an_estimator_is_one_file(tmp_path: Path) -> None:
         [-0.5, -0.5, -0.5, 0.0],
         [0.5, 0.5, 0.5, 0.5],
     ]
+
+
+ONE_ENGINE = '''
+from neoproto.rollout.engine_kind import EngineKind
+
+
+class Remote:
+    """An engine with an event loop of its own: no thread of ours steps it."""
+
+    def __init__(self, options):
+        self.model = options.model
+
+
+CHOICE = EngineKind(
+    name="remote",
+    about="a server",
+    engine="neoproto.rollout.engines.remote:Remote",
+    in_process=False,
+    devices=("cpu",),
+    env=lambda device, eager: {"REMOTE": device},
+    model_problem=lambda config, device: "is too large" if config["layers"] > 1 else None,
+    library_bytes=7.0,
+)
+'''
+
+DRIVE_ENGINE = """
+import json, sys
+from pathlib import Path
+import neoproto.rollout.engines as engines
+engines.__path__.append(sys.argv[1])
+
+from neoproto.config import load_config
+from neoproto.errors import ConfigError
+
+config = load_config({"actor_rollout_ref": {"rollout": {"name": "remote", "kv_cache_gib": 2.0}}})
+try:
+    load_config({"actor_rollout_ref": {"rollout": {"name": "other"}}})
+except ConfigError as error:
+    refused = str(error)
+
+from actors.rollout.engine_thread import build_engine
+from actors.rollout.options import check_servable, rollout_env
+from neoproto.run import plan
+from neoproto.run.options import rollout_options
+from neoproto.run.prepare import unread_options
+
+options = rollout_options(config, Path("m"), "cpu", (2,), 0).engine
+problems = []
+for device in ("gpu", "cpu"):
+    try:
+        rollout_options(config, Path("m"), device, (2,), 0)
+        check_servable(sys.argv[1], max_model_len=4, device=device, field="model", engine=options.name)
+    except ConfigError as error:
+        problems.append(str(error))
+print(json.dumps({
+    "refused": refused,
+    "problems": problems,
+    "notes": list(unread_options(config)),
+    "env": rollout_env(options)["REMOTE"],
+    "engine": type(build_engine(options)).__name__,
+    "cache": plan._cache_bytes(config, 1.0),
+}))
+"""
+
+
+def test_an_engine_is_one_file(tmp_path: Path) -> None:
+    """From the configuration to the engine in the worker, with its checks, environment and memory."""
+    (tmp_path / "remote.py").write_text(ONE_ENGINE)
+    (tmp_path / "config.json").write_text('{"layers": 2}')
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVE_ENGINE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["refused"].endswith("is not supported: the engines are hf, remote, vllm")
+    assert said["problems"] == [
+        "actor_rollout_ref.rollout.name=remote runs on CPUs only; on a GPU take vllm",
+        f"model: {tmp_path} is too large",
+    ]
+    assert said["notes"] == [
+        "actor_rollout_ref.rollout.kv_cache_gib=2.0 is an option of vllm; remote does not read it"
+    ]
+    assert (said["env"], said["engine"], said["cache"]) == ("cpu", "Remote", 256 * 72)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rollout.engine_thread import EngineThread
+from actors.rollout.engine_thread import EngineThread, build_engine
 from actors.rollout.hf_engine import HfEngine
 from neoproto.data.generation import Generation
 from neoproto.errors import RolloutError
@@ -27,9 +27,10 @@ def thread(folder: Path, **changes: Any) -> EngineThread:
 
 
 def test_the_worker_takes_the_engine_that_was_chosen(model: Any, tmp_path: Path) -> None:
-    from actors.rollout.worker import build_engine
-
-    assert isinstance(build_engine(cases.engine_options(str(tmp_path), name="hf")), HfEngine)
+    engine = build_engine(cases.engine_options(str(tmp_path), name="hf"))
+    assert isinstance(engine, EngineThread)
+    assert isinstance(engine._engine, HfEngine)
+    engine.close()
 
 
 def run_all(engine: HfEngine, asked: list[Any]) -> list[Generation]:

@@ -13,19 +13,14 @@ import pytest
 import torch
 
 from actors.rollout.engine_thread import EngineThread
-from actors.rollout.options import (
-    CPU_HEAD_DIMS,
-    EngineOptions,
-    RolloutOptions,
-    check_servable,
-    rollout_env,
-)
+from actors.rollout.options import EngineOptions, RolloutOptions, check_servable, rollout_env
 from actors.rollout.worker import Rollout, check_answers, make_columns, make_requests, unpadded
 from actors.spread import join_rows, share_rows
 from neoproto.data import DataProto
 from neoproto.data.generation import Generation, SamplingParams, request_seed
 from neoproto.data.model_files import read_model_config
 from neoproto.errors import ConfigError, RolloutError, WeightMismatch
+from neoproto.rollout.engines.vllm import CPU_HEAD_DIMS
 from neoproto.store.memory import MemoryStore
 from neoproto.weights import LocalRegistry, PauseMode, Publisher, WeightOptions, WeightVersion
 from tests.actors.fake_engine import FakeEngine
@@ -347,7 +342,7 @@ def test_the_environment_says_threads_and_compiles_nothing_on_a_cpu() -> None:
     hf = rollout_env(EngineOptions(name="hf", model="m", max_model_len=4, eos_token_ids=(2,), threads=3))
     assert hf["OMP_NUM_THREADS"] == "3"
     assert not any(name.startswith("VLLM") for name in hf)
-    with pytest.raises(ConfigError, match="runs on CPUs only"):
+    with pytest.raises(ConfigError, match="name=hf runs on CPUs only; on a GPU take vllm"):
         EngineOptions(name="hf", model="m", max_model_len=4, eos_token_ids=(2,), device="gpu")
 
 
@@ -355,15 +350,16 @@ def test_a_model_that_cannot_be_served_is_refused_early(tmp_path: Any) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"hidden_size": 96, "num_attention_heads": 4, "max_position_embeddings": 16}')
     with pytest.raises(ConfigError) as caught:
-        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path")
+        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path", engine="vllm")
     assert "has 16 positions" in caught.value.problems[0]
     assert "heads of size 24" in caught.value.problems[1]
     assert 24 not in CPU_HEAD_DIMS
-    check_servable(tmp_path, max_model_len=16, device="gpu", field="model.path")
+    check_servable(tmp_path, max_model_len=16, device="gpu", field="model.path", engine="vllm")
     check_servable(tmp_path, max_model_len=16, device="cpu", field="model.path", engine="hf")
+    check_servable(tmp_path, max_model_len=16, device="cpu", field="model.path", engine=None)
     config.write_text("{")
     with pytest.raises(ConfigError, match=r"model\.path: .*config\.json cannot be read"):
-        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path")
+        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path", engine="vllm")
 
 
 def test_sizes_are_found_under_the_names_of_gpt2(tmp_path: Any) -> None:
@@ -372,7 +368,7 @@ def test_sizes_are_found_under_the_names_of_gpt2(tmp_path: Any) -> None:
     found = read_model_config(tmp_path, field="model.path")
     assert (found["num_attention_heads"], found["num_hidden_layers"]) == (4, 2)
     with pytest.raises(ConfigError, match=r"16 positions .*\n.*heads of size 24"):
-        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path")
+        check_servable(tmp_path, max_model_len=20, device="cpu", field="model.path", engine="vllm")
 
 
 def test_the_controller_imports_the_worker_without_vllm() -> None:

@@ -80,7 +80,7 @@ def test_memory_of_a_trained_model_is_shared_by_its_ranks() -> None:
     row = plan._trained(actor, sizes, 100.0, 0.0)
     assert (row.processes, row.weights, row.training) == (2, 2000.0, 6000.0)
     assert row.activations == 4 * 100 * 2 * (12 * 8 + 4 * 20)
-    assert row.total == pytest.approx(2000 + 6000 + row.activations + plan.LIBRARIES["torch"])
+    assert row.total == pytest.approx(2000 + 6000 + row.activations + plan.TORCH_BYTES)
 
 
 def test_log_probs_that_are_not_computed_are_not_in_the_plan(

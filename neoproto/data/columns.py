@@ -195,12 +195,13 @@ def join_columns(name: str, columns: Sequence[Column], memo: dict[Any, View]) ->
     numbers: list[tuple[int, ...]] = []
     seen: dict[Any, int] = {}
     for column in columns:
+        places = []
         for source in column.sources:
-            identity = source if isinstance(source, ObjectRef) else id(source)
-            if identity not in seen:
-                seen[identity] = len(sources)
+            place = seen.setdefault(source if isinstance(source, ObjectRef) else id(source), len(sources))
+            if place == len(sources):
                 sources.append(source)
-        numbers.append(tuple(seen[s if isinstance(s, ObjectRef) else id(s)] for s in column.sources))
+            places.append(place)
+        numbers.append(tuple(places))
     key = tuple((id(column.view), number) for column, number in zip(columns, numbers, strict=True))
     if key not in memo:
         memo[key] = _join_views([column.view for column in columns], numbers)
@@ -255,8 +256,11 @@ def _assemble(
     else:
         # Joined, then put in order at once: a batch of thousands of chunks has as many pieces a column.
         if column.kind == "tensor":
-            target = device or next((v.device for v, _ in pieces if isinstance(v, torch.Tensor)), None)
-            value = torch.cat([torch.as_tensor(piece).to(target, column.dtype) for piece, _ in pieces])
+            found = [
+                torch.as_tensor(piece) if isinstance(piece, np.ndarray) else piece for piece, _ in pieces
+            ]
+            target = device or found[0].device
+            value = torch.cat([one if one.device == target else one.to(target) for one in found])
         else:
             value = np.concatenate([piece for piece, _ in pieces], dtype=column.dtype, casting="unsafe")
         places = np.concatenate([where for _, where in pieces])

@@ -126,28 +126,30 @@ class Dispatcher:
 
     def _start_ready(self, calls: asyncio.TaskGroup) -> None:
         """Start a call for every chunk of prompts that a replica has room for."""
-        while not self._failing and (
-            oldest := self._queue.claim_nowait(1, lambda version: self._room(version) > 0)
-        ):
-            version = oldest[0].min_weight_version
-            name = self._routes.choose(version)
-            more = min(self._max_per_call, self._routes.room(version)) - 1
-            tickets = oldest + self._queue.claim_nowait(more, partial(self._routes.suits, name))
-            self._routes.started(name, len(tickets))
-            self._queue.mark_started(tickets, self._routes.serves(name))
+        routes, chosen = self._routes, dict[WeightVersion, str]()
+
+        def ready(version: WeightVersion) -> bool:
+            name = self._choose(version)
+            if name is not None:
+                chosen[version] = name
+            return name is not None
+
+        while not self._failing and (oldest := self._queue.claim_nowait(1, ready)):
+            name = chosen[oldest[0].min_weight_version]
+            more = min(self._max_per_call, routes.room(name)) - 1
+            tickets = oldest + self._queue.claim_nowait(more, partial(routes.suits, name))
+            routes.started(name, len(tickets))
+            self._queue.mark_started(tickets, routes.serves(name))
             calls.create_task(self._generate(name, tickets), name=f"generate on {name}")
 
     def _up(self) -> set[str]:
         return {name for name, replica in self._replicas.items() if replica.up}
 
-    def _room(self, version: WeightVersion) -> int:
-        """What `choose` would find, replicas that failed since the last look left out."""
-        while room := self._routes.room(version):
-            name = self._routes.choose(version)
-            if self._replicas[name].up:
-                break
+    def _choose(self, version: WeightVersion) -> str | None:
+        """The replica for a prompt that asks for `version`, if one has room and has not failed meanwhile."""
+        while (name := self._routes.choose(version)) is not None and not self._replicas[name].up:
             self._routes.drop(name)
-        return room
+        return name
 
     async def _generate(self, name: str, tickets: Sequence[PromptTicket]) -> None:
         """One call: answers go to the buffer, the prompts of a failed call back to the queue."""

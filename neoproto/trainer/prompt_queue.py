@@ -284,7 +284,8 @@ def prompts_of(tickets: Sequence[PromptTicket]) -> DataProto:
         if not parts or parts[-1][0] is not ticket.source:
             parts.append((ticket.source, []))
         parts[-1][1].append(ticket.row)
-    return DataProto.concat([source.rows(rows) for source, rows in parts])
+    batches = [source.rows(rows) for source, rows in parts]
+    return batches[0] if len(batches) == 1 else DataProto.concat(batches)
 
 
 class PromptFeeder:

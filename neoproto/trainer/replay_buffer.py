@@ -117,7 +117,8 @@ class ReplayBuffer:
         self._queue, self._n, self._epoch = queue, n, epoch
         self._threshold, self._strategy = max_off_policy_threshold, strategy
         self._refill, self._poll_interval, self._health = refill, poll_interval, health
-        self._groups: dict[int, SampledGroup] = {}
+        # By clock, of which there are few: it decides which groups are evicted and which are taken first.
+        self._groups: dict[WeightVersion, dict[int, SampledGroup]] = {}
         self._taken: set[int] = set()
         self._newest = WeightVersion(epoch=epoch, n=0)
         self._evicted = 0  # groups, since the last training batch
@@ -125,7 +126,7 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         """Groups ready to be sampled."""
-        return len(self._groups)
+        return sum(map(len, self._groups.values()))
 
     def add_chunk(self, tickets: Sequence[PromptTicket], batch: DataProto) -> None:
         """Take in what a generate call returned.
@@ -143,14 +144,16 @@ class ReplayBuffer:
         chunk = CountedBatch(batch, len(tickets))
         for place, ticket in enumerate(tickets):
             rows = range(place * self._n, (place + 1) * self._n)
-            self._groups[ticket.serial] = SampledGroup(
-                ticket=ticket,
-                clock=clocks[place],
-                spans=tuple(int(span) for span in spans[rows.start : rows.stop]),
-                chunk=chunk,
-                rows=rows,
+            self._keep(
+                SampledGroup(
+                    ticket=ticket,
+                    clock=clocks[place],
+                    spans=tuple(spans[rows.start : rows.stop]),
+                    chunk=chunk,
+                    rows=rows,
+                )
             )
-        self._evict_stale([ticket.serial for ticket in tickets])
+        self._evict_stale()
         self._changes.notify()
 
     async def sample(self, count: int, newest: WeightVersion, *, timeout: float) -> Sampled:
@@ -171,7 +174,7 @@ class ReplayBuffer:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         self._newest = max(self._newest, newest)
-        self._evict_stale(list(self._groups))
+        self._evict_stale()
         while True:
             self._queue.raise_if_failed()
             self._health()
@@ -180,7 +183,7 @@ class ReplayBuffer:
                     f"{self._evicted} groups were evicted for one training batch of {count}: generation does "
                     f"not keep within {self._threshold} versions of {self._newest}"
                 )
-            if len(self._groups) >= count and not self._must_wait():
+            if len(self) >= count and not self._must_wait():
                 return self._take(count)
             left = deadline - clock()
             if left <= 0:
@@ -204,16 +207,14 @@ class ReplayBuffer:
             # Of the chunks: `union` adds columns in place, so the sampled batch may be the trained one.
             chunks = {id(group.chunk): group.chunk for group in sampled.groups}
             kept = {ref for chunk in chunks.values() for ref in chunk.batch.refs}
-            added = {
-                name: column for name, column in trained.columns.items() if not kept.intersection(column.refs)
-            }
+            added = {name: column for name, column in trained.columns.items() if kept.isdisjoint(column.refs)}
             DataProto(added).release()
-        for group in sampled.groups:
-            group.chunk.done()
+        CountedBatch.all_done(group.chunk for group in sampled.groups)
 
     def state(self) -> BufferState:
         """The buffer as it is now; the groups' chunks are not held."""
-        groups = tuple(self._groups[serial] for serial in sorted(self._groups))
+        kept = (group for groups in self._groups.values() for group in groups.values())
+        groups = tuple(sorted(kept, key=lambda group: group.ticket.serial))
         return BufferState(groups=groups, evicted=self._evicted)
 
     def restore(self, state: BufferState) -> None:
@@ -224,13 +225,14 @@ class ReplayBuffer:
         """
         if self._groups or self._taken:
             raise ValueError("only an unused replay buffer can be restored")
-        self._groups = {group.ticket.serial: group for group in state.groups}
+        for group in state.groups:
+            self._keep(group)
         self._evicted = state.evicted
         self._changes.notify()
 
     def _read(
         self, tickets: Sequence[PromptTicket], batch: DataProto
-    ) -> tuple[list[WeightVersion], npt.NDArray[np.int64]]:
+    ) -> tuple[list[WeightVersion], list[int]]:
         """Check a chunk; its groups' clocks, and the spans of its samples."""
         uids = [ticket.uid for ticket in tickets for _ in range(self._n)]
         columns: dict[str, Any] = batch.materialize(["uid", "weight_versions"])
@@ -240,31 +242,29 @@ class ReplayBuffer:
                 f"{len(set(columns['uid']))} prompts, or in another order"
             )
         versions_bt: npt.NDArray[np.int64] = np.asarray(columns["weight_versions"])
+        oldest = versions_bt[:, 0].reshape(len(tickets), self._n).min(axis=1)
         clocks = []
-        for place, ticket in enumerate(tickets):
-            started = versions_bt[place * self._n : (place + 1) * self._n, 0].tolist()
-            if min(started) < 0:
+        for ticket, number in zip(tickets, oldest.tolist(), strict=True):
+            if number < 0:
                 raise RolloutError(f"a sample of prompt {ticket.uid} has no token")
-            clock = group_clock(
-                (WeightVersion(epoch=self._epoch, n=number) for number in started), ticket.min_weight_version
-            )
+            started = WeightVersion(epoch=self._epoch, n=number)
+            clock = group_clock((started,), ticket.min_weight_version)
             if clock < ticket.min_weight_version:
                 raise RolloutError(
                     f"prompt {ticket.uid} asked for weights {ticket.min_weight_version} and was answered on "
                     f"{clock}"
                 )
             clocks.append(clock)
-        return clocks, versions_of(versions_bt)
+        return clocks, versions_of(versions_bt).tolist()
 
-    def _evict_stale(self, serials: Sequence[int]) -> None:
-        evicted = [
-            serial
-            for serial in serials
-            if too_stale(self._newest, self._groups[serial].clock, self._threshold)
-        ]
-        for serial in evicted:
-            self._groups.pop(serial).chunk.done()
+    def _keep(self, group: SampledGroup) -> None:
+        self._groups.setdefault(group.clock, {})[group.ticket.serial] = group
+
+    def _evict_stale(self) -> None:
+        stale = [clock for clock in self._groups if too_stale(self._newest, clock, self._threshold)]
+        evicted = [group for clock in stale for group in self._groups.pop(clock).values()]
         if evicted:
+            CountedBatch.all_done(group.chunk for group in evicted)
             self._evicted += len(evicted)
             self._refill(len(evicted))
 
@@ -274,19 +274,24 @@ class ReplayBuffer:
         return oldest is not None and staleness(self._newest, oldest) >= self._threshold
 
     def _take(self, count: int) -> Sampled:
-        chosen = sorted(self._groups.values(), key=lambda group: (group.clock, group.ticket.serial))[:count]
+        chosen: list[SampledGroup] = []
+        for clock in sorted(self._groups):
+            serials = sorted(self._groups[clock])[: count - len(chosen)]
+            chosen += [self._groups[clock].pop(serial) for serial in serials]
+        self._groups = {clock: groups for clock, groups in self._groups.items() if groups}
+        self._taken.update(group.ticket.serial for group in chosen)
         by_chunk: dict[int, list[SampledGroup]] = {}
         for group in chosen:
             by_chunk.setdefault(id(group.chunk), []).append(group)
-        parts = []
+        # All chunks are joined, then all rows taken at once: both cost by chunk, and there may be thousands.
+        rows: list[int] = []
+        start = 0
         for groups in by_chunk.values():
-            rows = [row for group in groups for row in group.rows]
-            parts.append(groups[0].chunk.rows(rows))
+            rows += [start + row for group in groups for row in group.rows]
+            start += len(groups[0].chunk.batch)
+        joined = DataProto.concat([groups[0].chunk.whole for groups in by_chunk.values()])
         ordered = tuple(group for groups in by_chunk.values() for group in groups)
-        sampled = Sampled(batch=DataProto.concat(parts), groups=ordered, metrics=self._metrics(ordered))
-        for group in ordered:
-            del self._groups[group.ticket.serial]
-            self._taken.add(group.ticket.serial)
+        sampled = Sampled(batch=joined.select_idxs(rows), groups=ordered, metrics=self._metrics(ordered))
         self._evicted = 0
         return sampled
 
@@ -308,10 +313,10 @@ class ReplayBuffer:
     def _missing(self, count: int, timeout: float) -> str:
         counts = self._queue.counts()
         text = (
-            f"no training batch of {count} prompts within {timeout:.0f} s: {len(self._groups)} are ready, "
+            f"no training batch of {count} prompts within {timeout:.0f} s: {len(self)} are ready, "
             f"{counts.running} being generated, {counts.pending} waiting for a replica"
         )
-        if len(self._groups) >= count:
+        if len(self) >= count:
             text += f"; generation has yet to finish prompts that are {self._threshold} versions old"
         return text
 
@@ -319,7 +324,6 @@ class ReplayBuffer:
 def versions_of(versions_bt: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """On how many weight versions each sample was generated, int64 [b], from `weight_versions` [b, t]."""
     ordered_bt = np.sort(versions_bt, axis=1)
-    distinct_b = 1 + (np.diff(ordered_bt, axis=1) != 0).sum(axis=1)
-    padded_b = ordered_bt[:, 0] < 0
-    spans_b: npt.NDArray[np.int64] = (distinct_b - padded_b).astype(np.int64)
+    changes_b = (ordered_bt[:, 1:] != ordered_bt[:, :-1]).sum(axis=1)
+    spans_b: npt.NDArray[np.int64] = 1 + changes_b - (ordered_bt[:, 0] < 0)
     return spans_b

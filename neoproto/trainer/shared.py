@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from neoproto.data import DataProto
@@ -28,11 +28,19 @@ class CountedBatch:
         if parts < 1:
             raise ValueError(f"a batch has at least one part, got {parts}")
         self.batch, self._left = batch, parts
-        self._bare = batch.select(meta_info_keys=[])
+        self._bare = DataProto(batch.columns)
 
     def rows(self, places: Sequence[int]) -> DataProto:
-        """The rows at these places, without meta_info; it owns nothing."""
+        """The rows at these places, one at least, without meta_info; it owns nothing."""
+        whole = range(places[0], places[-1] + 1)
+        if list(places) == list(whole):  # neighbours are a view without a list of positions
+            return self._bare.slice(whole.start, whole.stop)
         return self._bare.select_idxs(places)
+
+    @property
+    def whole(self) -> DataProto:
+        """All rows, without meta_info; it owns nothing."""
+        return self._bare
 
     @property
     def parts_left(self) -> int:
@@ -55,11 +63,27 @@ class CountedBatch:
         Raises:
             ValueError: there are not that many left.
         """
+        if self._less(parts):
+            self.batch.release()
+
+    @staticmethod
+    def all_done(batches: Iterable[CountedBatch]) -> None:
+        """One part of each is done with; a batch may be named several times.
+
+        Raises:
+            ValueError: a batch has no part left.
+        """
+        free = [batch for batch in batches if batch._less(1)]
+        columns = (column for batch in free for column in batch.batch.columns.values())
+        # As one batch, so that the store is asked once and not once for each.
+        DataProto({str(number): column for number, column in enumerate(columns)}).release()
+
+    def _less(self, parts: int) -> bool:
+        """Count parts off; whether none is left."""
         if not 1 <= parts <= self._left:
             raise ValueError(f"{parts} parts of a batch are done with, {self._left} are left")
         self._left -= parts
-        if not self._left:
-            self.batch.release()
+        return not self._left
 
 
 class Changes:

@@ -59,6 +59,15 @@ def test_a_held_batch_is_released_when_it_is_let_go(store: MemoryStore) -> None:
         batch.hold()
 
 
+def test_batches_whose_last_parts_are_done_are_released_together(store: MemoryStore) -> None:
+    first, second = CountedBatch(prompts(2), 2), CountedBatch(prompts(1), 2)
+    CountedBatch.all_done([first, second, first])
+    assert (first.parts_left, second.parts_left) == (0, 1)
+    assert sorted(store.keys()) == sorted(ref.key for ref in second.batch.refs)
+    with pytest.raises(ValueError, match="1 parts of a batch are done with, 0 are left"):
+        CountedBatch.all_done([second, first])
+
+
 def test_rows_come_without_meta_info_and_own_nothing(store: MemoryStore) -> None:
     batch = prompts(3)
     batch.meta_info["step"] = 1
@@ -66,4 +75,6 @@ def test_rows_come_without_meta_info_and_own_nothing(store: MemoryStore) -> None
     rows = counted.rows([2, 0])
     assert rows["prompts"].tolist() == [[2], [0]]
     assert rows.meta_info == {}
+    assert counted.rows([1, 2])["prompts"].tolist() == [[1], [2]]
+    assert counted.whole.meta_info == {}
     assert counted.batch.meta_info == {"step": 1}

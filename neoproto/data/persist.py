@@ -23,10 +23,9 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
-import torch
 
 from neoproto.store import ValueInfo
-from neoproto.store.codec import decode, encode
+from neoproto.store.codec import decode, encode, is_tensor
 from neoproto.text import cut, one_line
 
 _MAGIC = b"NEOPROTO\x01"
@@ -158,7 +157,7 @@ def to_plain(value: Any, where: str, depth: int = 0) -> Any:
         return {_TAG: "tuple", "items": items}
     if type(value) is bytes:
         return {_TAG: "bytes", "data": base64.b64encode(value).decode()}
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+    if is_tensor(value) or isinstance(value, np.ndarray | np.generic):
         return _tagged_array(value, where, depth)
     if (tagged := _tagged_text(value)) is not None:
         return tagged

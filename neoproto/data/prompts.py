@@ -13,11 +13,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from neoproto.data.model_files import (
     MODEL_FIELD,
@@ -32,6 +30,9 @@ from neoproto.data.persist import json_text
 from neoproto.data.rows import PromptRow, read_rows, rows_from_dicts
 from neoproto.errors import ConfigError
 from neoproto.text import Problems, one_line, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "PLAIN_TEMPLATE",
@@ -149,6 +150,8 @@ class EncodedPrompts:
 
     def columns(self, indices: Sequence[int]) -> PromptColumns:
         """The batch of the prompts at `indices`, in that order."""
+        import torch  # late: rows are read and tokenised in processes that have not imported it
+
         prompts = torch.full((len(indices), self.max_prompt_length), self.pad_token_id, dtype=torch.int64)
         lengths = torch.zeros(len(indices), dtype=torch.int64)
         for line, index in enumerate(indices):

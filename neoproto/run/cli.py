@@ -134,13 +134,17 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
         return 0
     check_stack()
     from neoproto.run.process import collect_garbage_rarely
-    from neoproto.run.session import dry_run, run
 
     collect_garbage_rarely()
-    with raised_signals():
-        if config.dry_run:
+    if config.dry_run:
+        from neoproto.run.session import dry_run
+
+        with raised_signals():
             dry_run(config, own_loop=own_loop)
-        else:
+    else:
+        from neoproto.run.launch import run
+
+        with raised_signals():
             run(config, own_loop=own_loop)
     return 0
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -21,7 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from neoproto.runtime.signals import Terminated
-from neoproto.trainer.metrics.record import StepReport, TrainingResult
+
+if TYPE_CHECKING:
+    from neoproto.trainer.metrics.record import StepReport, TrainingResult
 
 PLAIN_WIDTH = 120
 

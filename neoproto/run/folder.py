@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -66,13 +67,34 @@ def check_folder(config: RunConfig) -> Path | None:
     """
     field, folder = _place(config)
     with _refused(field, folder):
+        there = nearest_folder(config)
         # By trial: permissions do not tell what an account of root's, /proc or a full disk will do.
-        there = next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
         os.rmdir(tempfile.mkdtemp(prefix=".neoproto-", dir=there))
         if config.runtime.run_dir is None or there != folder:
             return None
         _check_run(config, field, folder)
         return folder
+
+
+def nearest_folder(config: RunConfig) -> Path:
+    """The folder that `run_folder` makes others in, or that of the run itself if it is there."""
+    _, folder = _place(config)
+    return next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
+
+
+def remove_new_folder(folder: Path, before: Path) -> None:
+    """Remove a run's folder and what was made to hold it, if there was no more than `before`.
+
+    For a run that has not begun; another run may have come into a folder above, which then stays.
+    """
+    if folder == before or before not in folder.parents:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for parent in folder.parents:
+            if parent == before:
+                break
+            parent.rmdir()
 
 
 def _place(config: RunConfig) -> tuple[str, Path]:

@@ -28,6 +28,7 @@ from neoproto.config import RunConfig
 from neoproto.data import DataProto
 from neoproto.errors import ConfigError
 from neoproto.files import user_path
+from neoproto.run.checks import check_run
 from neoproto.run.console import PLAIN_WIDTH, RunConsole
 from neoproto.run.folder import close_run_log, open_run_log, run_folder
 from neoproto.run.resuming import ResumePoints
@@ -116,8 +117,9 @@ class InteractiveTrainer:
         with warnings.catch_warnings():
             # Of transformers' tqdm, which misses a package for progress bars in notebooks; none is shown.
             warnings.filterwarnings("ignore", message="IProgress not found")
-            placement, prepared, given = prepared_run(config, console)
-        if runtime.placement != placement:
+            checked = check_run(config)
+            prepared, given = prepared_run(checked, console)
+        if runtime.placement != checked.placement:
             raise ConfigError(
                 "topology: the runtime was made with another one; Runtime.from_config(config) takes this one"
             )
@@ -127,7 +129,7 @@ class InteractiveTrainer:
         stack.callback(close_run_log, open_run_log(folder / "run.log"))
         services = stack.enter_context(open_services(config, folder, console.say))
         points = ResumePoints(prepared, folder, given, console.stage)
-        self._session = session = RunSession(prepared, placement, folder, console, points, services)
+        self._session = session = RunSession(prepared, checked.placement, folder, console, points, services)
         start = points.next()
         if (origin := points.describe(start)) is not None:
             console.say(f"note: {origin}")

@@ -1,6 +1,7 @@
 """Everything that can be wrong with a run's input is found here, before a worker process exists.
 
-configuration ─> stack ─> your functions ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
+your functions, model folders named ─> rows ─> model folder ─> tokenizer ─> encoded prompts ─> steps
+└ before anything is started (checks.py)                                        torch is not imported
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any
 
 from actors.reward.builtin import check_rows
 from actors.rollout.options import check_servable
-from actors.training.torch_model import check_savable
 from neoproto.config import RunConfig
-from neoproto.data.model_files import MODEL_FIELD, count_parameters, end_token_ids, vocabulary_size
+from neoproto.data.model_files import (
+    MODEL_FIELD,
+    count_parameters,
+    end_token_ids,
+    find_model_folder,
+    vocabulary_size,
+)
 from neoproto.data.prompts import (
     PLAIN_TEMPLATE,
     EncodedPrompts,
@@ -32,7 +38,6 @@ from neoproto.data.prompts import (
 from neoproto.errors import ConfigError
 from neoproto.rollout.engines import ENGINES
 from neoproto.trainer.checkpoint.resume import OWN_LOOP_NONE
-from neoproto.trainer.estimators import check_estimator
 
 CRITIC_FIELD = "critic.model.path"
 Stage = Callable[[str], AbstractContextManager[None]]
@@ -87,8 +92,6 @@ def prepare(
     Raises:
         ConfigError: an input is wrong; names the field, file or line.
     """
-    check_reward_function(config)
-    check_estimator(config)
     with stage("reading prompts"):
         rows = load_rows(config)
     check_batch(config, len(rows.train))
@@ -103,6 +106,8 @@ def prepare(
         engine=config.actor_rollout_ref.rollout.name,
     )
     if config.actor_rollout_ref.model.path is not None:  # a built-in one is known to be
+        from actors.training.torch_model import check_savable  # late, as it imports torch
+
         check_savable(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
@@ -168,6 +173,33 @@ def check_batch(config: RunConfig, prompts: int) -> None:
         raise ConfigError(
             f"data.train_batch_size={config.data.train_batch_size}: the data have only {prompts} prompts"
         )
+
+
+def check_functions(config: RunConfig) -> None:
+    """Import the user's functions, and have an estimator of advantages judge a small batch.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    check_reward_function(config)
+    if config.algorithm.adv_estimator == "custom":
+        from neoproto.trainer.estimators import check_estimator  # late, as it imports torch
+
+        check_estimator(config)
+
+
+def check_named_models(config: RunConfig) -> None:
+    """See that the folders of models that the configuration names are model folders.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for field, path in (
+        (MODEL_FIELD, config.actor_rollout_ref.model.path),
+        (CRITIC_FIELD, config.critic.model.path),
+    ):
+        if path is not None:
+            find_model_folder(path, field=field)
 
 
 def check_reward_function(config: RunConfig) -> None:

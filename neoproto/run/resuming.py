@@ -10,13 +10,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
 from neoproto.files import user_path
 from neoproto.run.folder import completed_steps, holds_run, next_epoch, write_config
-from neoproto.run.prepare import PreparedRun, Stage
 from neoproto.trainer.checkpoint.folder import CHECKPOINTS, Checkpoint, CheckpointFolder, locate, problems
 from neoproto.trainer.checkpoint.history import cut_history
 from neoproto.trainer.checkpoint.resume import (
@@ -27,6 +26,9 @@ from neoproto.trainer.checkpoint.resume import (
     differing,
     read_state,
 )
+
+if TYPE_CHECKING:
+    from neoproto.run.prepare import PreparedRun, Stage
 
 log = logging.getLogger("neoproto.run")
 

@@ -1,8 +1,6 @@
-"""One training run, from a checked configuration to a trained model in the run folder.
+"""The session of a run: its inputs, and its worker groups, trainer loop and model on a runtime.
 
-prepare ─> start point ─> runtime (hosts, store) ─> worker groups ─> trainer loop ─> final model ─> all closed
-                ▲                                                         │
-                └───────────── trainer.on_failure=restart ────────────────┘
+launch.py ─> prepare ─> start point ─> worker groups ─> trainer loop ─> final model ─> all closed
 """
 
 from __future__ import annotations
@@ -16,42 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from meshes.common.machine import tmp_note
-from meshes.common.topology import compile_here
-from meshes.monarch.applied import check_applied_job
 from neoproto.config import RunConfig
-from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.errors import DeadlineExceeded, NeoProtoError
+from neoproto.run.checks import CheckedRun, check_run
 from neoproto.run.console import RunConsole
-from neoproto.run.folder import (
-    MODEL,
-    check_folder,
-    earlier_date,
-    mark_complete,
-    mark_incomplete,
-    open_run_log,
-    run_folder,
-)
+from neoproto.run.folder import MODEL, check_folder, earlier_date, mark_complete, mark_incomplete
 from neoproto.run.group_specs import REGISTRY, GroupSpec, group_specs
 from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
-from neoproto.run.resuming import Opened, ResumePoints, checkpoint_at_path, open_checkpoint
+from neoproto.run.resuming import Opened, ResumePoints, open_checkpoint
 from neoproto.run.rollout import start_replica, supervised
-from neoproto.run.tracing import tracing, worker_environment
 from neoproto.run.trainers import Loop, loop_code, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
-from neoproto.runtime.backend import check_backend
 from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Placement
 from neoproto.text import first_line
 from neoproto.trainer.checkpoint.history import METRICS, PROMPTS, SAMPLES, PromptLog
-from neoproto.trainer.checkpoint.restarts import Restarts
 from neoproto.trainer.checkpoint.resume import StartPoint
-from neoproto.trainer.metrics.loggers import Services, open_services
+from neoproto.trainer.metrics.loggers import Services
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult, training_parts
 from neoproto.trainer.metrics.samples import SampleLog
-from neoproto.trainer.metrics.services import check_installed
 from neoproto.trainer.metrics.tracking import JsonlTracker, TensorBoardTracker, Tracker, Trackers
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.replicas import ReplicaSet
@@ -60,91 +44,40 @@ from neoproto.trainer.supervision import Supervisor
 log = logging.getLogger("neoproto.run")
 
 
-def run(
-    config: RunConfig, console: RunConsole | None = None, own_loop: Loop | None = None
-) -> TrainingResult | None:
-    """Train as `config` says.
-
-    Args:
-        own_loop: takes the place of the loop that `trainer.mode` names.
-
-    Returns:
-        What the run came down to; None if the folder's run is complete and nothing was done.
-
-    Raises:
-        ConfigError: an input is wrong; no worker process was started.
-        NeoProtoError, or a worker's own exception: the run failed; everything has been closed.
-    """
-    console = console or RunConsole(quiet="console" not in config.trainer.logger)
-    placement, prepared, given = prepared_run(config, console, own_loop)
-    with run_folder(config) as folder:
-        open_run_log(folder / "run.log")
-        console.say(f"run folder: {folder}")
-        points = ResumePoints(prepared, folder, given, console.stage)
-        steps = points.complete()
-        if steps is not None:
-            more = "a larger trainer.total_training_steps trains on"
-            console.say(f"this run is complete: {steps} steps are trained, the model is in model/; {more}")
-            return None
-        for note in (*prepared.notes, *filter(None, [tmp_note()])):
-            console.say(f"note: {note}")
-        with tracing(config, folder, console.say), open_services(config, folder, console.say) as services:
-            session = RunSession(prepared, placement, folder, console, points, services, own_loop)
-            return Restarts(config, points.newest, console.say).run(session.train)
-
-
 def dry_run(config: RunConfig, console: RunConsole | None = None, own_loop: Loop | None = None) -> None:
-    """Check everything that `run` would, and print what it would do.
+    """Check everything that a run would, and print what it would do.
 
     Raises:
         ConfigError: an input is wrong.
     """
     console = console or RunConsole()
-    placement, prepared, given = prepared_run(config, console, own_loop)
-    group_specs(prepared, placement)
+    checked = check_run(config)
+    prepared, given = prepared_run(checked, console, own_loop)
+    group_specs(prepared, checked.placement)
     if (folder := check_folder(config)) is not None:
         points = ResumePoints(prepared, folder, given, console.stage)
         if points.complete() is None:
             points.open()
-    show_plan(prepared, placement, console)
+    show_plan(prepared, checked.placement, console)
     if (note := tmp_note()) is not None:
         console.say(f"note: {note}")
 
 
 def prepared_run(
-    config: RunConfig, console: RunConsole, own_loop: Loop | None = None
-) -> tuple[Placement, PreparedRun, Opened | None]:
-    """Everything that is checked before a run folder is made; with the checkpoint of elsewhere, if named."""
-    check_backend(config.runtime.backend)
-    check_folder(config)
-    found = checkpoint_at_path(config)
-    check_installed(config.trainer.logger)
-    placement = place(config)
-    device = next(model.device_type for model in placement.models if model.worker == "rollout")
+    checked: CheckedRun, console: RunConsole, own_loop: Loop | None = None
+) -> tuple[PreparedRun, Opened | None]:
+    """Read and check the inputs of a run; with the checkpoint of elsewhere, if it is to start from one.
+
+    Raises:
+        ConfigError: an input is wrong.
+    """
+    config, found = checked.config, checked.elsewhere
+    device = next(model.device_type for model in checked.placement.models if model.worker == "rollout")
     prepared = prepare(config, device, console.stage, lambda: earlier_date(config, found))
     prepared = replace(prepared, loop=loop_code(own_loop))
     if config.runtime.monarch.job_mode == "process":
         check_shared_memory(config, prepared.model_dir, console)
-    return placement, prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
-
-
-def place(config: RunConfig) -> Placement:
-    """Compile the topology for this machine, or for the applied job.
-
-    Raises:
-        TopologyError: with every violation.
-        ConfigError: there is no such job, or its meshes are not the topology's clusters.
-    """
-    job_mode = config.runtime.monarch.job_mode
-    placement = compile_here(
-        config.resolved_topology(),
-        job_mode=job_mode,
-        roles_needed=config.roles,
-        roles_allowed=OPTIONAL_ROLES,
-    )
-    if job_mode == "current":
-        check_applied_job({one.name: one.nnodes for one in placement.clusters})
-    return placement
+    return prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 
 
 def wait_for_all(futures: Collection[Future[Any]], failure: ProcessFailure) -> None:
@@ -193,30 +126,23 @@ class RunSession:
         self._prepared, self._placement, self._folder, self._console = prepared, placement, folder, console
         self._config, self._points, self._services = prepared.config, points, services
         self._own_loop = own_loop
-        # Made before anything is started: options that contradict each other are refused here.
+        # Made before a worker is started: options that contradict each other are refused here.
         self._specs = group_specs(prepared, placement)
         self.starting: list[Future[WorkerGroup]] = []
         """The groups of the newest start, for whoever has to release them if it fails."""
 
-    def train(self, begin: Callable[[], None]) -> TrainingResult:
-        """Start everything, train, write the model, close everything. It may be called again.
+    def train(self, runtime: Runtime, begin: Callable[[], None]) -> TrainingResult:
+        """Start the workers, train, write the model, close everything. It may be called again.
 
         Args:
+            runtime: it is closed at the end, whatever that is.
             begin: called when training begins.
         """
-        console, config = self._console, self._config
-        start = self._points.next()
-        if (note := self._points.describe(start)) is not None:
-            console.say(f"note: {note}")
-        settings = {
-            "runtime": config.runtime.model_copy(
-                update={"run_dir": str(self._folder), "env_vars": worker_environment(config, self._folder)}
-            ),
-            "topology": config.resolved_topology(),
-        }
-        with console.stage("starting hosts and store"):
-            runtime = Runtime.from_config(settings, placement=self._placement)
+        console = self._console
         with runtime:
+            start = self._points.next()
+            if (note := self._points.describe(start)) is not None:
+                console.say(f"note: {note}")
             console.table(runtime.placement_table())
             started = self.start_workers(runtime, start)
             begin()

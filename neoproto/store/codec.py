@@ -41,7 +41,7 @@ def encode(value: Any) -> tuple[ValueInfo, Parts]:
     Raises:
         TypeError, pickle.PicklingError: the value cannot be pickled.
     """
-    if _is_tensor(value) and _is_dense(value):
+    if is_tensor(value) and _is_dense(value):
         data = _tensor_bytes(value)
         return _info("tensor", _dtype_name(value.dtype), tuple(value.shape), (data,)), (data,)
     if type(value) is np.ndarray and value.dtype == object and value.ndim > 0:
@@ -112,7 +112,7 @@ def _info(kind: Any, dtype: str, shape: Sequence[int], parts: Parts) -> ValueInf
     return ValueInfo(kind=kind, dtype=dtype, shape=tuple(shape), nbytes=sum(part.size for part in parts))
 
 
-def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor; there is none in a process that has not imported torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
@@ -210,7 +210,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=5, buffer_callback=take)
 
     def reducer_override(self, obj: Any) -> Any:
-        if _is_tensor(obj):
+        if is_tensor(obj):
             import torch
 
             if _is_dense(obj):

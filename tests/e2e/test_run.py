@@ -51,13 +51,13 @@ def screen(steps: int, sources: tuple[str, ...], notes: tuple[str, ...] = (), ma
     scores = "  ".join(rf"{re.escape(source)} \S+ {NUMBER}" for source in sources for _ in range(2))
     step = rf"score {NUMBER}  length {NUMBER}  pg_loss {NUMBER}(  vf_loss {NUMBER})?  {NUMBER} tok/s"
     lines = [
+        "starting hosts and store …",
         "reading prompts …",
         *(["preparing the built-in model (made once, then cached) …"] if made else []),
         "tokenising prompts …",
         r"run folder: \S+",
         rf"note: \d+ steps of \d+ prompts x \d+ samples: {NUMBER} epochs of {NUMBER} prompts",
         *notes,
-        "starting hosts and store …",
         "Topology",
         rf"{TABLE}(\n{TABLE})+",
         "starting workers …",

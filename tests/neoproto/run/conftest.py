@@ -4,13 +4,12 @@ import faulthandler
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from meshes.common.stacks import STACKS_SIGNAL
 from neoproto.runtime import Runtime
-from tests.neoproto.run.command import InputAcceptedError
+from tests.neoproto.run.command import FakeRuntime
 from tests.neoproto.run.inputs import json_lines, model_folder, words
 
 
@@ -42,10 +41,8 @@ def run_log() -> Iterator[None]:
 @pytest.fixture
 def no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_log: None) -> None:
     """Nothing is started, whatever the input; the working folder is an empty one."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise InputAcceptedError("Runtime.from_config was called")
-
-    monkeypatch.setattr(Runtime, "from_config", refuse)
+    monkeypatch.setattr(FakeRuntime, "made", 0)
+    monkeypatch.setattr(FakeRuntime, "open", 0)
+    monkeypatch.setattr(Runtime, "from_config", FakeRuntime)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -11,13 +11,13 @@ import yaml
 
 from neoproto.config import load_config
 from neoproto.errors import NonFiniteLoss, StackError
-from neoproto.run import cli, session
+from neoproto.run import cli, launch
 from neoproto.run.cli import main
 from neoproto.run.compose import compose
 from neoproto.runtime import Runtime
 from neoproto.runtime.signals import Terminated
 from neoproto.trainer.metrics import services
-from tests.neoproto.run.command import Capture, ended, refused
+from tests.neoproto.run.command import Capture, FakeRuntime, ended, refused
 from tests.neoproto.run.inputs import json_lines, overrides, words
 
 pytestmark = pytest.mark.usefixtures("no_processes")
@@ -34,7 +34,7 @@ def test_good_input_gets_as_far_as_the_runtime(capsys: Capture, model: Path, tra
     code, out, errors = ended(capsys, *overrides(model, train_file))
     (log,) = Path.cwd().glob("outputs/neoproto/ppo/*/run.log")
     assert code == 1
-    assert errors == f"error: InputAcceptedError: Runtime.from_config was called (details: {log})\n"
+    assert errors == f"error: InputAcceptedError: workers were started (details: {log})\n"
     assert f"run folder: {log.parent}\n" in out
     assert "Traceback" in log.read_text()
 
@@ -131,7 +131,7 @@ def test_a_wrong_stack_is_refused_by_name(capsys: Capture, monkeypatch: pytest.M
         raise StackError("torchmonarch is not installed (known: ==0.7.0): pip install torchmonarch==0.7.0")
 
     monkeypatch.setattr(cli, "check_stack", refuse)
-    monkeypatch.setattr(session, "run", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(launch, "run", lambda *_: pytest.fail("went on"))
     assert refused(capsys).startswith("torchmonarch is not installed")
 
 
@@ -195,6 +195,7 @@ def test_a_complete_run_says_so_and_starts_nothing(
     assert out.splitlines()[-1].startswith(
         "this run is complete: 4 steps are trained, the model is in model/;"
     )
+    assert FakeRuntime.made == 0
     code, _, errors = ended(capsys, *typed, "trainer.total_training_steps=5")
     assert (code, "InputAcceptedError" in errors) == (1, True)
 
@@ -259,7 +260,7 @@ def test_an_interrupted_run_says_how_to_resume_it(
         (step / "manifest.json").write_text("{}")
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Runtime, "from_config", interrupt)
+    monkeypatch.setattr(FakeRuntime, "model_resource_pool", interrupt)
     code, _, errors = ended(capsys, *overrides(model, train_file, f"runtime.run_dir={folder}", *mode))
     assert (code, errors) == (
         130,

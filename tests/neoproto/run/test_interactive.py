@@ -14,8 +14,8 @@ from neoproto.config import RunConfig
 from neoproto.data import DataProto
 from neoproto.errors import ConfigError, DeadlineExceeded, NeoProtoError
 from neoproto.run import InteractiveTrainer, StepDone, compose_run
+from neoproto.run.checks import place
 from neoproto.run.interactive import check_stepwise
-from neoproto.run.session import place
 from neoproto.runtime import ResourcePool
 from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Placement

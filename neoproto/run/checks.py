@@ -1,0 +1,70 @@
+"""What is wrong with a run that can be told at once, before there is a folder and anything is started.
+
+Its prompts, tokenizer and checkpoints take seconds to read, see `neoproto.run.prepare`. Nothing here imports
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshes.common.topology import compile_here
+from meshes.monarch.applied import check_applied_job
+from neoproto.config import RunConfig
+from neoproto.config.schema import OPTIONAL_ROLES
+from neoproto.run.folder import check_folder
+from neoproto.run.prepare import check_functions, check_named_models
+from neoproto.run.resuming import checkpoint_at_path
+from neoproto.runtime.backend import check_backend
+from neoproto.runtime.placement import Placement
+from neoproto.trainer.checkpoint.folder import Checkpoint
+from neoproto.trainer.metrics.services import check_installed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedRun:
+    """A run that may be started.
+
+    Attributes:
+        placement: the compiled topology.
+        elsewhere: the checkpoint that `trainer.resume_from_path` names, not read yet.
+    """
+
+    config: RunConfig
+    placement: Placement
+    elsewhere: Checkpoint | None
+
+
+def check_run(config: RunConfig) -> CheckedRun:
+    """Check what needs no reading of data: backend, folders, services, topology, functions, model folders.
+
+    Raises:
+        ConfigError: something is wrong.
+    """
+    check_backend(config.runtime.backend)
+    check_folder(config)
+    elsewhere = checkpoint_at_path(config)
+    check_installed(config.trainer.logger)
+    placement = place(config)
+    check_functions(config)
+    check_named_models(config)
+    return CheckedRun(config=config, placement=placement, elsewhere=elsewhere)
+
+
+def place(config: RunConfig) -> Placement:
+    """Compile the topology for this machine, or for the applied job.
+
+    Raises:
+        TopologyError: with every violation.
+        ConfigError: there is no such job, or its meshes are not the topology's clusters.
+    """
+    job_mode = config.runtime.monarch.job_mode
+    placement = compile_here(
+        config.resolved_topology(),
+        job_mode=job_mode,
+        roles_needed=config.roles,
+        roles_allowed=OPTIONAL_ROLES,
+    )
+    if job_mode == "current":
+        check_applied_job({one.name: one.nnodes for one in placement.clusters})
+    return placement

@@ -44,7 +44,7 @@ class FakeRuntime:
     def model_resource_pool(self, _: str) -> NoReturn:
         raise InputAcceptedError("workers were started")
 
-    def watch_losses(self, _: object) -> Future[None]:
+    def watch_failures(self, _: object) -> Future[None]:
         return Future()
 
 

@@ -1,4 +1,8 @@
-"""Paths that a person typed, and files that cannot be written."""
+"""Paths that a person typed, and files and folders that appear whole or not at all.
+
+replace_file   beside it ─> (synced) ─> renamed ─> (its folder synced)
+new_folder     beside it ─> filled by the caller ─> renamed
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from neoproto.errors import ConfigError
@@ -68,8 +73,99 @@ def named_errors(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def unwritable(what: object) -> Iterator[None]:
+    """Turn an `OSError` of the block into one for the user.
+
+    Args:
+        what: the path, or the option that names it with the path.
+
+    Raises:
+        ConfigError: "WHAT: cannot be written: REASON".
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot be written: {error.strerror or error}") from error
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file's bytes, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, *data: bytes | memoryview) -> None:
+    """Write a new file; it is on the disk when this returns, its name is not."""
+    _write(path, *data)
+    sync(path)
+
+
+def replace_file(path: Path, *data: bytes | memoryview, synced: bool = False) -> None:
+    """Give a file new content. A reader finds the old content or the new one, whenever this process stops.
+
+    Args:
+        data: the content, in pieces.
+        synced: the same holds if the machine stops.
+
+    Raises:
+        OSError: names the file, or the one beside it; the file is as it was.
+    """
+    # Of this process: two that write the same file do not write each other's half.
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with named_errors(path):
+        try:
+            if synced:
+                write_synced(scratch, *data)  # before the name leads to it
+            else:
+                _write(scratch, *data)
+            _rename(scratch, path)
+        except BaseException:
+            with suppress(OSError):  # the first error is the cause
+                _unlink(scratch)
+            raise
+        if synced:
+            sync(path.parent)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Name a folder for the block to make and fill, which is `target` after the block, or gone if that fails.
+
+    It lies in a folder of its own beside `target`: one that is there already is somebody's.
+
+    Raises:
+        OSError: there is something else at `target`.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".making-", dir=target.parent, ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch, "made")
+        yield made
+        made.rename(target)
+
+
 def is_full(folder: Path) -> bool:
     """Whether nothing can be written there any more: a process may die of that, and cannot say so."""
     with suppress(OSError):
         return os.statvfs(folder).f_bavail == 0
     return False
+
+
+# What changes the disk, a step each: tests of crashes stop after every one of them.
+
+
+def _write(path: Path, *data: bytes | memoryview) -> None:
+    with path.open("wb") as file:
+        for piece in data:
+            file.write(piece)
+
+
+def _rename(path: Path, target: Path) -> None:
+    path.rename(target)
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)

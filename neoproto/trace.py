@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from neoproto.files import replace_file
+
 FOLDER_VARIABLE = "NEOPROTO_TRACE"
 """In the environment of workers: where they write. Not set = no trace."""
 PARTS, MERGED = "trace", "trace.json"
@@ -160,9 +162,7 @@ def merge_parts(run_dir: Path, damage: list[str] | None = None) -> MergedTrace |
         )
         rows += ({"ph": "X", "pid": number, "tid": thread, **event} for thread, event in threads_of(events))
     path = run_dir / MERGED
-    half = path.with_name(f".{MERGED}.part")
-    half.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": rows}), encoding="utf-8")
-    half.replace(path)
+    replace_file(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": rows}).encode())
     return MergedTrace(path=path, lanes=len(parts), events=count)
 
 

@@ -14,11 +14,12 @@ import itertools
 import json
 import math
 import random
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from neoproto.files import new_folder
 
 HIGHEST = 254
 QUESTION = "count down from "
@@ -146,10 +147,8 @@ def make_model(workload: Workload, questions: Questions, cache: Path) -> Path:
     if not folder.exists():
         phrases = [QUESTION, *(f"[{number}]" for number in range(HIGHEST + 1))]
         tokenizer = build_tokenizer(phrases, max_length=options.max_positions)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as scratch:
-            _teach(Path(scratch, "model"), options, tokenizer, questions)
-            Path(scratch, "model").rename(folder)
+        with new_folder(folder) as made:
+            _teach(made, options, tokenizer, questions)
     return folder
 
 

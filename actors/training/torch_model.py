@@ -141,6 +141,7 @@ def save_hf_folder(model: Any, source: str | Path, target: str | Path, ranks: Ra
     if ranks.rank == 0:
         target = Path(target)
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Always the same name: what a killed writer left, gigabytes of it, is replaced by the next one.
         unfinished = target.with_name(target.name + ".unfinished")
         _remove(unfinished)
         try:

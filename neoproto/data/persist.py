@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -25,6 +24,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import torch
 
+from neoproto.files import replace_file
 from neoproto.store import ValueInfo
 from neoproto.store.codec import decode, encode
 from neoproto.text import cut, one_line
@@ -60,15 +60,7 @@ def save(path: Path, columns: Mapping[str, Any], meta_info: Mapping[str, Any]) -
         entries.append(entry)
         blobs.append(memoryview(data))
     header = json.dumps({"columns": entries, "meta_info": to_plain(dict(meta_info), "meta_info")}).encode()
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with scratch.open("wb") as file:
-            file.write(_MAGIC + _LENGTH.pack(len(header)) + header)
-            for blob in blobs:
-                file.write(blob)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    replace_file(path, _MAGIC + _LENGTH.pack(len(header)) + header, *blobs)
 
 
 def load(path: Path) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from actors.checkpoint.reading import open_checkpoint, read_checkpoint
 from actors.checkpoint.state import training_parts
@@ -14,6 +12,7 @@ from actors.training.torch_model import ModelOptions, check_savable, load_model,
 from neoproto.config import RunConfig, load_config
 from neoproto.data.model_files import MODEL_FIELD
 from neoproto.errors import ConfigError
+from neoproto.files import new_folder, unwritable
 from neoproto.report.reading import check_folder, read_config
 from neoproto.run.folder import CONFIG, MODEL
 from neoproto.run.prepare import Rows, load_rows, model_folder
@@ -41,7 +40,7 @@ def export(run_dir: Path, target: Path, step: int | None = None) -> int:
             written, or the model folder is gone.
         WeightMismatch: the checkpoint is of another model than the folder's.
     """
-    with _writing(target):
+    with unwritable(f"--to: {target}"):
         if target.exists():
             raise ConfigError(f"--to: {target} exists already")
     config = run_config(run_dir)
@@ -58,22 +57,9 @@ def export(run_dir: Path, target: Path, step: int | None = None) -> int:
     stored = open_checkpoint(checkpoint.path / _ACTOR).only(_WEIGHTS)
     stored.check(parts)
     read_checkpoint(stored, parts, ranks, None)
-    with _writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own: one that is there already is somebody's.
-        with TemporaryDirectory(prefix=".making-", dir=target.parent, ignore_cleanup_errors=True) as scratch:
-            save_hf_folder(model, source, Path(scratch, "model"), ranks)
-            Path(scratch, "model").rename(target)
+    with unwritable(f"--to: {target}"), new_folder(target) as made:
+        save_hf_folder(model, source, made, ranks)
     return checkpoint.step
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    """Raises ConfigError for an `OSError` of the block."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"--to: {target}: cannot be written: {error.strerror or error}") from error
 
 
 def rows_of(config: RunConfig) -> Rows:

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from neoproto import trace
 from neoproto.errors import ConfigError
+from neoproto.files import replace_file, unwritable
 from neoproto.report.reading import note_of, read_runs
 from neoproto.run.cli import guarded
 from neoproto.runtime.signals import raised_signals
@@ -115,17 +115,9 @@ def is_page(path: Path) -> bool:
 
 def write_page(path: Path, page: bytes) -> None:
     """Raises ConfigError if it cannot be written; nothing of it is left then."""
-    # Renamed into place: a browser that reloads never sees half a page.
-    half = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with unwritable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            half.write_bytes(page)
-            half.replace(path)
-        finally:
-            half.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        replace_file(path, page)  # a browser that reloads never sees half a page
 
 
 def merged_trace(folder: Path) -> list[str]:

@@ -21,11 +21,11 @@ from meshes.common.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
 from neoproto.config.saved import to_yaml
 from neoproto.errors import ConfigError
-from neoproto.files import user_path
+from neoproto.files import replace_file, unwritable, user_path
 from neoproto.report.reading import read_config
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.text import first_line
-from neoproto.trainer.checkpoint.folder import Checkpoint, sync, write_synced
+from neoproto.trainer.checkpoint.folder import Checkpoint
 from neoproto.trainer.checkpoint.history import METRICS
 from neoproto.trainer.checkpoint.resume import named_damage, read_state
 
@@ -138,14 +138,12 @@ def write_config(folder: Path, config: RunConfig) -> None:
         data = to_yaml(config.model_dump()).encode()
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: cannot be written: {first_line(error)}") from error
-    try:
+    with unwritable(path):
         if path.exists():
             if path.read_bytes() == data:
                 return
             path.replace(_superseded(folder))
-        _replace(path, data)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        replace_file(path, data, synced=True)
 
 
 def _superseded(folder: Path) -> Path:
@@ -166,13 +164,13 @@ def next_epoch(folder: Path, at_least: int = 0) -> int:
     with named_damage(path):
         before = int(path.read_bytes()) if path.exists() else -1
     epoch = max(before + 1, at_least)
-    _replace(path, f"{epoch}\n".encode())
+    replace_file(path, f"{epoch}\n".encode(), synced=True)
     return epoch
 
 
 def mark_complete(folder: Path, steps: int) -> None:
     """So many steps are trained and the model is written."""
-    _replace(folder / COMPLETE, (json.dumps({"steps": steps}) + "\n").encode())
+    replace_file(folder / COMPLETE, (json.dumps({"steps": steps}) + "\n").encode(), synced=True)
 
 
 def mark_incomplete(folder: Path) -> None:
@@ -226,11 +224,3 @@ def _locked(path: Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """The file has its old content or the new one, whenever the process or the machine stops."""
-    scratch = path.with_name(f".{path.name}.part")
-    write_synced(scratch, data)
-    scratch.replace(path)
-    sync(path.parent)

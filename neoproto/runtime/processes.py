@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from neoproto.files import replace_file
 from neoproto.runtime.backend import ProcessInfo
 
 logger = logging.getLogger(__name__)
@@ -93,11 +93,7 @@ class ProcessFile:
             return
         # A row a line, so that `grep` finds a whole process.
         rows = ",\n ".join(json.dumps(asdict(entry)) for entry in self._entries.values())
-        partial = self._path.with_name(f".{self._path.name}.partial")
         try:
-            partial.write_text(f"[{rows}]\n", encoding="utf-8")
-            partial.replace(self._path)
+            replace_file(self._path, f"[{rows}]\n".encode())
         except OSError as error:
             logger.warning("%s was not written: %s", self._path, error.strerror or error)
-            with contextlib.suppress(OSError):
-                partial.unlink()

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto.errors": frozenset(),
     "neoproto.packages": frozenset(),
     "neoproto.choices": frozenset(),
-    "neoproto.trace": frozenset(),
+    "neoproto.trace": _layers("files"),
     "neoproto.text": _layers("errors"),
     "neoproto.files": _layers("errors"),
     "neoproto.neighbours": _layers("packages"),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.errors import CheckpointError
+from neoproto.files import replace_file, sync, write_synced
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run that holds them."""
@@ -116,10 +117,7 @@ class CheckpointFolder:
 
     def _point_to(self, step: int) -> None:
         """Say in the file that verl's tools read which one is the newest."""
-        scratch = self.root / f".{LATEST}"
-        write_synced(scratch, f"{step}\n".encode())
-        _rename(scratch, self.root / LATEST)
-        sync(self.root)
+        replace_file(self.root / LATEST, f"{step}\n".encode(), synced=True)
 
     def _prune(self) -> None:
         if self._keep is not None:
@@ -173,22 +171,6 @@ def problems(checkpoint: Checkpoint) -> list[str]:
     return [text for text in found if text is not None]
 
 
-def write_synced(path: Path, data: bytes) -> str:
-    """Write a file, whole and on the disk when this returns; its SHA-256, hex."""
-    _write(path, data)
-    sync(path)
-    return hashlib.sha256(data).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a folder's names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def digest(path: Path) -> str:
     """SHA-256 of a file, hex."""
     with path.open("rb") as file:
@@ -221,15 +203,11 @@ def _files(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if not path.is_dir()}
 
 
-# What changes the disk, a step each: the tests stop after every one of them.
+# What changes the disk, a step each, as in `neoproto.files`: tests of crashes stop after every one of them.
 
 
 def _mkdir(path: Path) -> None:
     path.mkdir()
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
 
 
 def _rename(path: Path, target: Path) -> None:

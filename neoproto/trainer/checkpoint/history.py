@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from neoproto.files import sync
+
 METRICS, PROMPTS, VALIDATION, SAMPLES = "metrics.jsonl", "prompts.jsonl", "validation", "samples"
 GROWING = (METRICS, PROMPTS)
 _STEP = re.compile(r"step_(\d+)\.jsonl")
@@ -50,8 +52,7 @@ def sync_history(run_dir: Path) -> None:
     """Have the disk hold what the growing files say: a checkpoint refers to it."""
     for name in GROWING:
         if (run_dir / name).exists():
-            with (run_dir / name).open("rb") as file:
-                os.fsync(file.fileno())
+            sync(run_dir / name)
 
 
 def cut_history(run_dir: Path, at: Mapping[str, int], step: int) -> int:
@@ -81,10 +82,10 @@ def _cut(path: Path, length: int) -> int:
     with path.open("rb") as file:
         file.seek(length)
         rest = file.read()
-    with path.with_name(f"{path.stem}.superseded{path.suffix}").open("ab") as kept:
+    superseded = path.with_name(f"{path.stem}.superseded{path.suffix}")
+    with superseded.open("ab") as kept:
         kept.write(rest if rest.endswith(b"\n") else rest + b"\n")  # a kill may have cut the last line
-        kept.flush()
-        os.fsync(kept.fileno())
+    sync(superseded)
     os.truncate(path, length)
     return rest.count(b"\n")
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.data import DataProto
-from neoproto.trainer.checkpoint.folder import digest, sync
+from neoproto.files import sync
+from neoproto.trainer.checkpoint.folder import digest
 from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue, PromptTicket, QueueState
 from neoproto.trainer.replay_buffer import BufferState, ReplayBuffer, SampledGroup
 from neoproto.trainer.shared import CountedBatch

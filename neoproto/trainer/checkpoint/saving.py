@@ -8,6 +8,7 @@ step ends ─> workers copy their state ─> controller takes its own ─> the n
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.errors import CheckpointError, DeadlineExceeded
-from neoproto.trainer.checkpoint.folder import CheckpointFolder, write_synced
+from neoproto.files import write_synced
+from neoproto.trainer.checkpoint.folder import CheckpointFolder
 from neoproto.trainer.checkpoint.history import positions, sync_history
 from neoproto.trainer.checkpoint.resume import (
     STATE,
@@ -175,7 +177,9 @@ class Checkpointer:
         self, partial: Path, state: TrainerState, rollout: RolloutSnapshot | None
     ) -> dict[str, str]:
         sync_history(self._parts.run_dir)
-        digests = {STATE: write_synced(partial / STATE, state.to_json())}
+        own = state.to_json()
+        write_synced(partial / STATE, own)
+        digests = {STATE: hashlib.sha256(own).hexdigest()}
         return digests if rollout is None else digests | rollout.write(partial)
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from neoproto.errors import ConfigError
-from neoproto.files import named_errors
-from neoproto.trainer.checkpoint.folder import write_synced
+from neoproto.files import named_errors, replace_file
 from neoproto.trainer.checkpoint.history import METRICS
 
 SERVICE_RUNS = "services.json"
@@ -96,10 +95,7 @@ class ServiceRuns:
 
     def _write(self) -> None:
         tree = {"runs": self._runs, "starts": [asdict(start) for start in self.starts]}
-        scratch = self.path.with_name(f".{SERVICE_RUNS}.part")
-        with named_errors(self.path):
-            write_synced(scratch, (json.dumps(tree, indent=1) + "\n").encode())
-            os.replace(scratch, self.path)
+        replace_file(self.path, (json.dumps(tree, indent=1) + "\n").encode(), synced=True)
 
     def _read(self) -> None:
         try:

@@ -265,7 +265,7 @@ def test_a_target_that_cannot_be_is_said_so(
 ) -> None:
     (tmp_path / "file").touch()
     assert main(["--to", str(tmp_path / folder), "--wheel", str(wheel)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: --to: {tmp_path / folder} cannot be written (")
+    assert capsys.readouterr().err.startswith(f"error: --to: {tmp_path / folder}: cannot be written: ")
 
 
 def test_an_index_without_the_wheel_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neoproto import files
 from neoproto.errors import CheckpointError
-from neoproto.trainer.checkpoint import folder as module
+from neoproto.files import write_synced
+from neoproto.trainer.checkpoint import folder as checkpoints
 from neoproto.trainer.checkpoint.folder import (
     LATEST,
     MANIFEST,
@@ -22,10 +24,12 @@ from neoproto.trainer.checkpoint.folder import (
     CheckpointFolder,
     locate,
     problems,
-    write_synced,
 )
 
-STEPS_ON_DISK = ("_mkdir", "_write", "_rename", "_unlink", "_rmdir", "sync")
+STEPS_ON_DISK = (
+    *((files, name) for name in ("_write", "_rename", "_unlink", "sync")),
+    *((checkpoints, name) for name in ("_mkdir", "_rename", "_unlink", "_rmdir", "sync")),
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,18 +49,18 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None = None) -> None:
         self.log: list[tuple[str, Path]] = []
-        self._at, self._real = at, {name: getattr(module, name) for name in STEPS_ON_DISK}
-        for name in STEPS_ON_DISK:
-            monkeypatch.setattr(module, name, self._watched(name))
+        self._at = at
+        for module, name in STEPS_ON_DISK:
+            monkeypatch.setattr(module, name, self._watched(name, getattr(module, name)))
 
-    def _watched(self, name: str) -> Callable[..., None]:
+    def _watched(self, name: str, real: Callable[..., None]) -> Callable[..., None]:
         def act(path: Path, *more: Any) -> None:
             if len(self.log) == self._at:
                 if name == "_write":
-                    self._real[name](path, more[0][: len(more[0]) // 2])
+                    real(path, more[0][: len(more[0]) // 2])
                 raise Killed
             self.log.append((name, path))
-            self._real[name](path, *more)
+            real(path, *more)
 
         return act
 
@@ -67,7 +71,9 @@ def save(folder: CheckpointFolder, step: int, text: str | None = None) -> Checkp
     digests = {}
     for name in ("actor/a", "actor/b", "trainer.json"):
         (partial / name).parent.mkdir(exist_ok=True)
-        digests[name] = write_synced(partial / name, (text or f"{name} of {step}").encode())
+        data = (text or f"{name} of {step}").encode()
+        write_synced(partial / name, data)
+        digests[name] = hashlib.sha256(data).hexdigest()
     return folder.commit(partial, step, digests)
 
 

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshes.common import procs
@@ -21,6 +22,7 @@ from meshes.common.stacks import read_stacks
 from meshes.monarch import ports, sdk
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHosts
 from meshes.monarch.stores import GlobalStore, StoreAccess, host_id, worker_command
+from neoproto.engines import monarch as engine
 from neoproto.engines.monarch import ensure_context
 from neoproto.engines.monarch_ports import Address
 from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
@@ -74,6 +76,10 @@ class MonarchBackend:
         self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
     ) -> None:
         """Start the guardian, then the client, then the hosts."""
+        private_api = options.options.get("private_api", True)
+        engine.use_private_api(private_api)
+        if not private_api:
+            options = replace(options, env={**options.env, engine.PRIVATE_API_VARIABLE: "0"})
         self._options = options
         self._guardian = Guardian(options.run_id)
         self._tmp_dir = unmade_folder(f"np-{options.run_id}-")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from meshes.common.guardian import MARK
 from meshes.common.machine import CACHE_VARIABLE, inductor_cache, visible_gpus
 from meshes.monarch import sdk
-from neoproto.engines.monarch import host_pids
+from neoproto.engines.monarch import host_pids, private_api
 
 MESH_PREFIX = "np-"
 """How the names of all meshes of a run begin, so that its faults are known by them."""
@@ -217,13 +217,14 @@ class PrivateHosts:
         keys = {name: f"{MESH_PREFIX}hosts{len(self._meshes) + index}" for index, name in enumerate(clusters)}
         this = self
 
-        class Job(ProcessJob):  # type: ignore[misc] # Monarch is not typed
+        class WatchedJob(ProcessJob):  # type: ignore[misc] # Monarch is not typed
             def _state(self) -> Any:  # between the start of its processes and the wait for them
                 this.on_this_machine += host_processes(self, keys, ours=True)
                 this._on_hosts()
                 return super()._state()
 
-        job = Job({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
+        kind = WatchedJob if private_api() else ProcessJob
+        job = kind({keys[name]: nnodes for name, nnodes in clusters.items()}, env=self._env)
         self._jobs.append(job)
 
         def start() -> dict[str, Any]:

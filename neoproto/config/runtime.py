@@ -27,6 +27,9 @@ class MonarchConfig(Section):
     job_mode: Literal["process", "current"] = "process"
     """process = private hosts on this machine, ended with the run; current = the hosts of the job that
     `monarch apply` has started in this folder, which outlive it."""
+    private_api: bool = True
+    """false = only Monarch's public API is used, which is slower: for a release of Monarch whose private API
+    is another. `neoproto/engines/monarch.py` lists what is used of it, and what is done without it."""
     object_store: ObjectStoreConfig = ObjectStoreConfig()
     """The store."""
 

@@ -15,6 +15,7 @@ import contextvars
 import functools
 import gc
 import importlib
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
@@ -86,7 +87,7 @@ PRIVATE: Mapping[str, Use] = {
     ),
     "monarch._src.actor.endpoint:EndpointProperty._method": Use(
         "TorchStore's controller is used as a plain object: this is the method below an endpoint.",
-        "None: it is looked at only where a stock TorchStore client calls the store.",
+        "The function among the endpoint's attributes.",
     ),
     "monarch._src.actor.proc_mesh:_ControllerController._controllers": Use(
         "Monarch keeps an actor, with a thread and seven descriptors, for each name that stock clients look "
@@ -364,4 +365,6 @@ def rename_controller(name: str, actor: Any) -> bool:
 
 def endpoint_method(endpoint: Any) -> Any:
     """The method that an endpoint of an actor class was made of."""
+    if not _allowed:
+        return next(value for value in vars(endpoint).values() if inspect.isfunction(value))
     return endpoint._method

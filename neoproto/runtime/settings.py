@@ -61,6 +61,7 @@ class RuntimeSettings:
             topology=topology,
             options={
                 "job_mode": runtime.monarch.job_mode,
+                "private_api": runtime.monarch.private_api,
                 "store_name_prefix": store.store_name_prefix,
                 "store_timeout_s": store.timeout_s,
                 "stopped_timeout_s": runtime.stopped_timeout,

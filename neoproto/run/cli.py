@@ -133,10 +133,8 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
     if options.cfg:
         return 0
     check_stack()
-    from neoproto.run.process import collect_garbage_rarely
     from neoproto.run.session import dry_run, run
 
-    collect_garbage_rarely()
     with raised_signals():
         if config.dry_run:
             dry_run(config, own_loop=own_loop)

@@ -28,6 +28,7 @@ from tests.neoproto.trainer.recording import Recorder
 EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 REPORTS = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 EXAMPLES = ROOT / "docs" / "examples"
 
 
@@ -98,10 +99,10 @@ def test_the_estimator_on_the_page_is_the_file() -> None:
     assert (EXAMPLES / "median_baseline.py").read_text() in EXTENDING
 
 
-def test_the_files_that_the_page_names_are_all_there_are() -> None:
+def test_the_files_that_the_pages_name_are_all_there_are() -> None:
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["best_of_n.py", "median_baseline.py", "reward_model.py"]
-    assert all(f"docs/examples/{name}" in EXTENDING for name in names)
+    assert names == ["best_of_n.py", "median_baseline.py", "reward_model.py", "stock_client.py"]
+    assert all(f"docs/examples/{name}" in EXTENDING + DATA for name in names)
 
 
 def test_the_loop_trains_on_the_best_sample_of_each_prompt(tmp_path: Path) -> None:

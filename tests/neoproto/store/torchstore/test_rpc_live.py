@@ -1,49 +1,34 @@
-"""Calls past endpoints, on inboxes of one process: a thread each, and everything pickled, but no actors."""
+"""Calls past endpoints, on real ports of this process: both ends run on one event loop, no actors."""
 
 import asyncio
-import pickle
-import queue
-import threading
-from typing import ClassVar
 
 import pytest
 
+from neoproto.engines import monarch as engine
+from neoproto.engines.monarch_ports import Inbox
 from neoproto.errors import StoreError, StoreFull
-from neoproto.store.torchstore import rpc as line
 from neoproto.store.torchstore.rpc import RpcClient, RpcServer
 
-
-class Inbox:
-    known: ClassVar[dict[bytes, "Inbox"]] = {}
-
-    def __init__(self, name, sink):
-        self.address, self.sink, self.messages = name.encode(), sink, queue.SimpleQueue()
-        Inbox.known[self.address] = self
-        threading.Thread(target=self.run, daemon=True).start()
-
-    def run(self):
-        while message := pickle.loads(self.messages.get()):
-            self.sink(*message)
-
-    def send(self, message, address):
-        if address in Inbox.known:
-            Inbox.known[address].messages.put(pickle.dumps(message))
-
-    def close(self):
-        self.send((), self.address)
+pytestmark = pytest.mark.live
 
 
-async def endless():
-    await asyncio.sleep(60)
+async def never():
+    await asyncio.Event().wait()
 
 
 class Methods:
+    """What is served: `hold` answers when the test sets `release`, and sets `held` before."""
+
+    def __init__(self):
+        self.held, self.release = asyncio.Event(), asyncio.Event()
+
     def add(self, a, b):
         return a + b
 
-    async def slow(self, seconds):
-        await asyncio.sleep(seconds)
-        return seconds
+    async def hold(self):
+        self.held.set()
+        await self.release.wait()
+        return "released"
 
     def full(self):
         raise StoreFull("no room")
@@ -53,42 +38,46 @@ class Methods:
 
 
 @pytest.fixture
-def talk(monkeypatch):
-    """Runs a coroutine function with a caller and a switchboard."""
-    monkeypatch.setattr(line, "Inbox", Inbox)
-    monkeypatch.setattr(line, "_PATIENCE_S", 0.05)
+def talk():
+    """Runs a coroutine function with a function that calls, and the methods that are called."""
+    engine.pin_context(client=True)
 
     def run(body):
         async def main():
             methods = Methods()
-            names = ("add", "slow", "full", "odd")
-            board = RpcServer("board", {name: getattr(methods, name) for name in names})
-            caller = RpcClient("caller")
+            names = ("add", "hold", "full", "odd")
+            server = RpcServer("server", {name: getattr(methods, name) for name in names})
+            client = RpcClient("client", patience_s=0.05)
 
-            def call(method, *arguments, alive=endless, address=board.address):
-                return caller.call(address, alive, method, arguments)
+            def call(method, *arguments, alive=never, address=server.address):
+                return client.call(address, alive, method, arguments)
 
             try:
-                return await body(call)
+                async with asyncio.timeout(60):
+                    await body(call, methods)
             finally:
-                assert caller._waiting == {}
-                caller.close()
-                board._inbox.close()
+                assert len(client) == 0, "every call that has ended is forgotten"
+                client.close()
 
-        return asyncio.run(main())
+        asyncio.run(main())
 
     return run
 
 
 def test_methods_answer_and_async_ones_overlap(talk):
-    async def body(call):
-        return await asyncio.gather(call("slow", 0.02), call("slow", 0.0), call("add", 1, 2))
+    async def body(call, methods):
+        held = asyncio.ensure_future(call("hold"))
+        await methods.held.wait()
+        assert await call("add", 1, 2) == 3
+        assert not held.done()
+        methods.release.set()
+        assert await held == "released"
 
-    assert talk(body) == [0.02, 0.0, 3]
+    talk(body)
 
 
 def test_errors_are_the_methods_own_or_named(talk):
-    async def body(call):
+    async def body(call, methods):
         with pytest.raises(StoreFull, match="no room"):
             await call("full")
         with pytest.raises(StoreError, match="ZeroDivisionError: odd"):
@@ -100,35 +89,53 @@ def test_errors_are_the_methods_own_or_named(talk):
 
 
 def test_a_caller_waits_while_the_other_side_lives(talk):
-    asked = []
+    async def body(call, methods):
+        asked = []
 
-    async def lives():
-        asked.append(1)
+        async def lives():
+            asked.append(1)
+            if len(asked) == 3:
+                methods.release.set()
 
-    async def body(call):
-        assert await call("slow", 0.4, alive=lives) == 0.4
-        assert await call("slow", 0.2) == 0.2, "an answer is heard while the question is out"
+        assert await call("hold", alive=lives) == "released"
+        assert len(asked) >= 3
 
     talk(body)
-    assert len(asked) >= 2
+
+
+def test_an_answer_is_taken_while_the_question_is_out(talk):
+    async def body(call, methods):
+        async def answers_never():
+            methods.release.set()
+            await never()
+
+        assert await call("hold", alive=answers_never) == "released"
+
+    talk(body)
 
 
 def test_a_caller_of_the_dead_is_told(talk):
-    async def is_dead():
-        raise StoreError("it died")
+    async def body(call, methods):
+        gone = Inbox("gone")
+        gone.close()
 
-    async def body(call):
+        async def is_dead():
+            raise StoreError("it died")
+
         with pytest.raises(StoreError, match="it died"):
-            await call("add", 1, 2, alive=is_dead, address=b"nobody")
+            await call("add", 1, 2, alive=is_dead, address=gone.address)
 
     talk(body)
 
 
 def test_a_caller_may_stop_waiting(talk):
-    async def body(call):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await call("slow", 0.3)
+    async def body(call, methods):
+        held = asyncio.ensure_future(call("hold"))
+        await methods.held.wait()
+        held.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await held
+        methods.release.set()  # its answer comes, and nobody waits for it
         assert await call("add", 2, 2) == 4
 
     talk(body)

@@ -11,13 +11,26 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.base import StoreFuture
 
 T = TypeVar("T")
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run something without holding up the loop. Returns when the thread is done, also when cancelled.
+
+    So whoever is cancelled may close what the thread uses: it is not used any more.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 class LoopThread:

@@ -431,6 +431,7 @@ class SegmentPool:
     Attributes:
         limit_bytes: bound on the shared memory of all segments.
         spill: where segments go that do not fit there; None: nowhere.
+        free_bytes: what shared memory has left, for all programs of the host.
         grace_s: how old a reservation is before the writer's lock is asked about.
         wait_s: how long a full pool waits for readers to let go.
     """
@@ -439,6 +440,7 @@ class SegmentPool:
     table: Table
     limit_bytes: int
     spill: Spill | None = None
+    free_bytes: Callable[[], int] = lambda: _free_in(SHM_DIR)
     grace_s: float = _GRACE_S
     wait_s: float = _WAIT_S
     clock: Callable[[], float] = time.monotonic
@@ -612,7 +614,7 @@ class SegmentPool:
     def _has_room(self, capacity: int) -> bool:
         """Whether a new segment fits, after as many idle ones as needed were removed."""
         while True:
-            fits = self._held + capacity <= self.limit_bytes and _free_bytes() >= capacity + margin()
+            fits = self._held + capacity <= self.limit_bytes and self.free_bytes() >= capacity + margin()
             if fits or capacity > self.limit_bytes:
                 return fits
             victim = next((one for one in self._idle if not one.spilled and _unlocked(one.name)), None)
@@ -683,7 +685,7 @@ class SegmentPool:
             elsewhere = f"; {self.spill.folder} holds {self._spilled} of at most {most} bytes"
         return (
             f"{nbytes} bytes do not fit: the store holds {self._held} of at most {self.limit_bytes} bytes on "
-            f"this host, and {SHM_DIR} has {_free_bytes()} left, of which {margin()} stay free{elsewhere}"
+            f"this host, and {SHM_DIR} has {self.free_bytes()} left, of which {margin()} stay free{elsewhere}"
         )
 
 
@@ -703,11 +705,7 @@ def margin() -> int:
 def default_limit() -> int:
     """Bytes all volumes of a host may hold: three quarters of what /dev/shm has left, half the memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(3 * _free_bytes() // 4, memory // 2)
-
-
-def _free_bytes() -> int:
-    return _free_in(SHM_DIR)
+    return min(3 * _free_in(SHM_DIR) // 4, memory // 2)
 
 
 def _free_in(folder: str | Path) -> int:

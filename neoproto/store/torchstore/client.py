@@ -37,7 +37,7 @@ from neoproto.store.base import (
 )
 from neoproto.store.codec import Parts, decode, encode
 from neoproto.store.counters import REPORTED, ClientCounters
-from neoproto.store.loop import LoopThread
+from neoproto.store.loop import LoopThread, run_in_thread
 from neoproto.store.rowcache import RemoteRowCache
 from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, total_bytes
 from neoproto.store.torchstore import rdma
@@ -335,7 +335,9 @@ class StoreClient:
                     for value in group
                 ]
                 if sum(value.info.nbytes for value in values) >= _THREAD_BYTES:
-                    await _copy_in_thread(jobs)
+                    # Not `to_thread`: when this is cancelled the writers are closed, and a thread still at it
+                    # would write to whatever file has their descriptors next.
+                    await run_in_thread(lambda: _copy(jobs))
                 else:
                     _copy(jobs)
             except BaseException:
@@ -622,17 +624,6 @@ def _copy(jobs: Sequence[_Job]) -> None:
             writer.write(location, value.parts)
         except OSError as error:
             raise StoreError(f"{value.key!r} could not be written: {error.strerror}") from error
-
-
-async def _copy_in_thread(jobs: Sequence[_Job]) -> None:
-    """Copy without holding up the loop. Returns, also when it is cancelled, when the thread is done."""
-    copying = asyncio.ensure_future(asyncio.to_thread(_copy, jobs))
-    try:
-        await asyncio.shield(copying)
-    except asyncio.CancelledError:
-        # The caller closes the writers next: a thread still at it would write to another file's descriptor.
-        await asyncio.wait({copying})
-        raise
 
 
 def _total(values: Sequence[_Put]) -> int:

@@ -1,7 +1,7 @@
 """Calls to the store's actors past their endpoints: a port and a thread at each end.
 
     client's loop ──(reply port, number, method, arguments)──> thread ──> actor's loop: the method
-                  <─────────(number, whether it went well, what came of it)─────┘
+                  <─────────────(number, succeeded, result or exception)────────┘
 
 Ports are faster than endpoints (`neoproto.engines.monarch_ports`), but a caller is not told that the other
 side has died; so one that waits for long asks by endpoint whether the other side lives.
@@ -33,11 +33,11 @@ class RpcServer:
     def __init__(self, name: str, methods: Mapping[str, Callable[..., Any]]) -> None:
         self._methods = dict(methods)
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._inbox = Inbox(name, self._take)
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        self._inbox = Inbox(name, self._receive)  # until the process ends: late callers are answered
         self.address = self._inbox.address
 
-    def _take(self, back: Address, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    def _receive(self, back: Address, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
             self._loop.call_soon_threadsafe(self._serve, back, number, method, arguments)
 
@@ -61,18 +61,27 @@ class RpcServer:
             self._fail(back, number, error)
 
     def _fail(self, back: Address, number: int, error: Exception) -> None:
-        told = error if isinstance(error, NeoProtoError) else StoreError(text_of(error))
-        self._inbox.send((number, False, told), back)
+        ours = error if isinstance(error, NeoProtoError) else StoreError(text_of(error))
+        self._inbox.send((number, False, ours), back)
 
 
 class RpcClient:
     """A client's end. All calls are made on one event loop."""
 
-    def __init__(self, name: str) -> None:
-        """Call it where Monarch's context is."""
+    def __init__(self, name: str, *, patience_s: float = _PATIENCE_S) -> None:
+        """Make it where Monarch's context is.
+
+        Args:
+            patience_s: how long a call waits before it asks whether the other side lives.
+        """
+        self._patience_s = patience_s
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
-        self._inbox = Inbox(name, self._take)
+        self._inbox = Inbox(name, self._receive)
+
+    def __len__(self) -> int:
+        """How many calls wait for an answer."""
+        return len(self._waiting)
 
     async def call(
         self, address: Address, alive: Callable[[], Awaitable[Any]], method: str, arguments: tuple[Any, ...]
@@ -87,17 +96,18 @@ class RpcClient:
         """
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         answer: asyncio.Future[Any] = loop.create_future()
-        self._waiting[number] = (loop, answer)
+        self._waiting[number] = (loop, answer)  # before it is sent: the answer comes on another thread
         try:
             self._inbox.send((self._inbox.address, number, method, arguments), address)
-            await asyncio.wait({answer}, timeout=_PATIENCE_S)
+            await asyncio.wait({answer}, timeout=self._patience_s)
             while not answer.done():
+                # A port does not tell that its other side is dead. An endpoint does, by an exception.
                 sign = asyncio.ensure_future(alive())
                 try:
                     await asyncio.wait({answer, sign}, return_when=asyncio.FIRST_COMPLETED)
                     if sign.done() and not answer.done():
                         sign.result()
-                        await asyncio.wait({answer}, timeout=_PATIENCE_S)
+                        await asyncio.wait({answer}, timeout=self._patience_s)
                 finally:
                     sign.cancel()
             return answer.result()
@@ -108,18 +118,19 @@ class RpcClient:
         """Answers are not heard from now on. Closing twice is harmless."""
         self._inbox.close()
 
-    def _take(self, number: int, well: bool, outcome: Any) -> None:
+    def _receive(self, number: int, succeeded: bool, outcome: Any) -> None:
+        """Settle a call; on the inbox's thread."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             loop, answer = waiting
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, answer, well, outcome)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the call
+                loop.call_soon_threadsafe(_settle, answer, succeeded, outcome)
 
 
-def _settle(answer: asyncio.Future[Any], well: bool, outcome: Any) -> None:
+def _settle(answer: asyncio.Future[Any], succeeded: bool, outcome: Any) -> None:
     if answer.done():
-        return  # nobody waits any more
-    if well:
+        return  # the caller has stopped waiting
+    if succeeded:
         answer.set_result(outcome)
     else:
         answer.set_exception(outcome)

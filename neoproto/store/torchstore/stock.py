@@ -1,13 +1,13 @@
 """What the store does for stock TorchStore clients. The only file that imports TorchStore (0.1.2).
 
-    stock client ─> Directory ─> StockStrategy ─> LocalClient ─> Index (`StockIndex`), Volume (`StockVolume`)
+    stock client ─> Directory ─> StockStrategy ─> StockClient ─> Index (`StockIndex`), Volume (`StockVolume`)
 
 What it adapts, and until when:
 
 - `StockIndex` is TorchStore's controller as a plain object. Monarch 0.7 refuses an actor that mixes sync and
   async endpoints. Remove when TorchStore's controller has one kind.
-- `_attach_stock_client` points a stock `LocalClient` at the index, because `get_or_spawn_controller` puts a
-  controller into the program's own process. Remove when TorchStore can place it.
+- `torchstore.client` makes `StockClient`s, which ask the index: `get_or_spawn_controller` puts a controller
+  into the program's own process. Remove when TorchStore can place it.
 - `pipe.rdma_available` asks Monarch in the words of 0.7; TorchStore's own are deprecated there and warn.
   Remove when TorchStore asks `is_ibverbs_available`.
 """
@@ -25,6 +25,7 @@ from neoproto.engines.monarch import endpoint_method
 # isort: split
 
 import torch
+from torchstore import api
 from torchstore.client import LocalClient
 from torchstore.controller import Controller, ObjectType, StorageInfo
 from torchstore.storage_volume import InMemoryStore
@@ -138,9 +139,14 @@ class StockIndex(Controller):
         endpoint_method(Controller.notify_delete)(self, key, volume_id)
 
 
-def stock_client(placement: StockStrategy) -> Any:
-    """A TorchStore client of the store, for values that TorchStore's own API put."""
-    return LocalClient(controller=placement.index, strategy=placement)
+class StockClient(LocalClient):
+    """TorchStore's client, of a store of ours or of TorchStore's own."""
+
+    def __init__(self, controller: Any, strategy: Any) -> None:
+        # `controller` is where the strategy was found. For our stores that is a directory, which answers for
+        # another store once this one has closed: a client that kept it would read the wrong one.
+        ours = isinstance(strategy, StockStrategy)
+        super().__init__(_PayloadFree(strategy.index) if ours else controller, strategy)
 
 
 class _PayloadFree:
@@ -158,15 +164,12 @@ class _PayloadFree:
         return self._index.notify_put.call(key, replace(request, objects=None), volume_id)
 
 
-def _attach_stock_client() -> None:
-    original = LocalClient.__init__
-
-    def attach(self: Any, controller: Any, strategy: Any) -> None:
-        ours = isinstance(strategy, StockStrategy)
-        original(self, _PayloadFree(strategy.index) if ours else controller, strategy)
-
-    LocalClient.__init__ = attach
+def stock_client(strategy: StockStrategy) -> StockClient:
+    """A TorchStore client of the store, for values that TorchStore's own API put."""
+    return StockClient(strategy.index, strategy)
 
 
-_attach_stock_client()
+# Both names are looked up when they are used. A user's process imports this module when it receives a
+# strategy of ours, which is before `torchstore.client` makes the client.
+api.LocalClient = StockClient
 pipe.rdma_available = available

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from neoproto.errors import StoreClosed
-from neoproto.store.loop import LoopThread
+from neoproto.store.loop import LoopThread, run_in_thread
 
 MARK = contextvars.ContextVar("mark", default="unset")
 
@@ -64,3 +64,27 @@ def test_closing_ends_what_is_under_way_and_refuses_more(loop):
     with pytest.raises(StoreClosed, match="test loop is closed"):
         loop.submit(asyncio.sleep(0))
     assert not any(thread.name == "test loop" for thread in threading.enumerate())
+
+
+def test_who_is_cancelled_waits_for_the_thread():
+    started, release, ended = threading.Event(), threading.Event(), []
+
+    def work():
+        started.set()
+        assert release.wait(30)
+        ended.append(True)
+
+    async def main():
+        task = asyncio.ensure_future(run_in_thread(work))
+        await asyncio.to_thread(started.wait, 30)
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the cancellation has been delivered
+        assert not task.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+
+    asyncio.run(main())
+    assert asyncio.run(run_in_thread(lambda: 7)) == 7

@@ -248,17 +248,17 @@ def test_a_reader_that_lets_go_makes_room_for_a_put_that_waits(host):
     assert int(host.view.read(host.put(big(2, 50 * MIB)))[0]) == 2
 
 
-def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host, monkeypatch):
-    monkeypatch.setattr(volume_module, "_free_bytes", lambda: volume_module.margin() + MIB)
+def test_too_little_left_in_shared_memory_is_an_error_before_any_write(host):
+    host.pool.free_bytes = lambda: volume_module.margin() + MIB
     assert host.put(big(1, MIB))
     with pytest.raises(StoreFull, match="has 68157440 left"):
         host.put(big(1, 2 * MIB))
     assert host.pool.stats().segments == 1
 
 
-def test_what_shared_memory_has_no_room_for_goes_to_files(host, monkeypatch, tmp_path):
+def test_what_shared_memory_has_no_room_for_goes_to_files(host, tmp_path):
     host.pool.spill = volume_module.Spill.into(str(tmp_path))
-    monkeypatch.setattr(volume_module, "_free_bytes", lambda: volume_module.margin() + MIB)
+    host.pool.free_bytes = lambda: volume_module.margin() + MIB
     small, large = host.put(big(1, MIB)), host.put(big(2, 20 * MIB))
     assert host.view.read(large, np.array([0, 5])).tolist() == [2, 2]
     assert [int(host.view.read(ref)[-1]) for ref in (small, large)] == [1, 2]

@@ -82,7 +82,7 @@ class HostStore:
         for ref in refs:
             owner = next(one for one in [self, *self.neighbours] if one.name == ref.store)
             with owner.lock:
-                if (ref.key, ref.generation) not in owner.values._held and not missing_ok:
+                if owner.values.newest.get(ref.key) != ref.generation and not missing_ok:
                     raise KeyMissing(ref.key)
                 owner.values.drop(ref.key, ref.generation)
 

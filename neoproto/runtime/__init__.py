@@ -1,4 +1,12 @@
-"""The control plane: what a person imports to write workers, controller scripts and notebooks."""
+"""The control plane: what a person imports to write workers, controller scripts and notebooks.
+
+    group.update(batch) ──> dispatch ──> CallTracker.start ──> backend ──> WorkerExecutor ──> Worker.update
+    RemoteCall <──settle──────────────── CallTracker.on_reply <── backend <── reply ─┘
+
+Calls: call, call_tracker, deadline, wire, executor. Groups: group, group_state, dispatch, registration,
+handles, pool, worker. The root: runtime, relay, attached, signals, processes, reaper. backend: what a backend
+provides. docs/runtime-internals.md has the whole walk.
+"""
 
 from __future__ import annotations
 

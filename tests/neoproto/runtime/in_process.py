@@ -127,6 +127,7 @@ class InProcessGroup:
         executors: of each rank; None has ended.
         attached: what `current_runtime()` would be in the process of each rank.
         events: what was asked of the group, in order.
+        released: set once its processes have been given up.
     """
 
     native = None
@@ -135,6 +136,7 @@ class InProcessGroup:
         self.backend, self.request = backend, request
         size = request.pool.world_size
         self.events: list[str] = []
+        self.released = threading.Event()
         rendezvous = [Rendezvous(is_server=rank == 0, public=False) for rank in range(size)]
         self.processes = [
             ProcessInfo(rank=rank, pid=os.getpid(), host=socket.gethostname(), rendezvous=one.address)
@@ -210,6 +212,7 @@ class InProcessGroup:
             self.events.append(event)
         for rank in range(len(self.executors)):
             self._end(rank)
+        self.released.set()
 
     def _end(self, rank: int) -> None:
         executor, self.executors[rank] = self.executors[rank], None

@@ -71,7 +71,7 @@ def test_groups_do_not_take_the_names_of_what_is_the_runs_own(runtime: Runtime, 
     groups = [runtime.create_worker_group(ClassWithInitArgs(Adder), on=pool, name=name) for name in wanted]
     given = [group.name for group in groups]
     assert given == [*(f"{name}-2" for name in wanted[:6]), "actor", "actor-2"]
-    for name in ("", "a/b", ".hidden"):
+    for name in ("a/b", ".hidden"):
         with pytest.raises(ConfigError, match="a group's name is a folder's name"):
             runtime.create_worker_group(ClassWithInitArgs(Adder), on=pool, name=name)
 
@@ -283,8 +283,7 @@ def test_a_group_that_nobody_holds_is_released(
     del view
     assert call.cancel()
     gc.collect()
-    runtime.close()  # waits for the reaper
-    assert backend.groups["dropped"].events[-1] in ("stop", "kill")
+    assert backend.groups["dropped"].released.wait(WAIT_S)
 
 
 def test_closing_the_runtime_goes_in_order(

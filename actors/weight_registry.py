@@ -1,100 +1,43 @@
-"""The process that hosts a run's weight registry, and how others reach it.
+"""The process that hosts a run's weight registry, and how other processes reach it.
 
-RegistryWorker (own process) ── LocalRegistry
+RegistryWorker (own process): a WeightRegistry
       ▲ calls with a deadline
-GroupRegistry: awaited, by update agents and the controller      BlockingRegistry: by publishers' threads
+GroupRegistry: awaited by update agents and the controller; blocking in the threads of publishers
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.weights.manifest import Manifest
-from neoproto.weights.registry import Lease, LeaseInfo, LocalRegistry, RegistryState
+from neoproto.weights.registry import LeaseInfo, WeightRegistry
 from neoproto.weights.version import WeightVersion
 
 CALL_TIMEOUT_S = 30.0
 """What an answer of the registry may take, apart from what it was asked to wait for."""
 
 
-class RegistryWorker(Worker):
-    """Hosts the registry; methods as in `neoproto.weights.registry.Registry`. One rank, and nothing else in
-    its process, so that it can be lost alone."""
+_METHODS = {
+    name: inspect.signature(method)
+    for name, method in vars(WeightRegistry).items()
+    if inspect.iscoroutinefunction(method) and not name.startswith("_")
+}
+"""All methods of a registry, with their parameters."""
+
+
+class RegistryWorker(WeightRegistry, Worker):
+    """The registry as a worker of one rank. Its process does nothing else, so that it can be lost alone.
+
+    All methods of `WeightRegistry` are registered below: they answer for rank 0, and overlap.
+    """
 
     def __init__(self) -> None:
-        self._registry = LocalRegistry()
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def publish(self, manifest: Manifest) -> None:
-        """See `WeightRegistry.publish`, and so on for all below."""
-        await self._registry.publish(manifest)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def latest(self) -> Manifest | None:
-        return await self._registry.latest()
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def retire(self, version: WeightVersion) -> None:
-        await self._registry.retire(version)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def reclaim(self, version: WeightVersion) -> bool:
-        return await self._registry.reclaim(version)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def holders(self, version: WeightVersion) -> tuple[LeaseInfo, ...]:
-        return await self._registry.holders(version)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def acquire(self, holder: str, version: WeightVersion | None, ttl: float) -> Lease:
-        return await self._registry.acquire(holder, version, ttl=ttl)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def renew(self, lease_id: str) -> None:
-        await self._registry.renew(lease_id)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def validate(self, lease_id: str) -> bool:
-        return await self._registry.validate(lease_id)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def release(self, lease_id: str) -> bool:
-        return await self._registry.release(lease_id)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def report_serving(self, replica: str, version: WeightVersion) -> None:
-        await self._registry.report_serving(replica, version)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def forget_replica(self, replica: str) -> None:
-        await self._registry.forget_replica(replica)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def serving(self) -> dict[str, WeightVersion]:
-        return await self._registry.serving()
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def state(self) -> RegistryState:
-        return await self._registry.state()
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def wait_newer(self, than: WeightVersion | None, timeout: float) -> WeightVersion | None:
-        return await self._registry.wait_newer(than, timeout)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def wanted(self) -> WeightVersion | None:
-        return await self._registry.wanted()
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
-        return await self._registry.wait_serving(replicas, version, timeout)
-
-    @register(dispatch_mode=Dispatch.RANK_ZERO)
-    async def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
-        return await self._registry.wait_reclaimed(version, timeout)
+        super().__init__()
 
 
 class Group(Protocol):
@@ -111,8 +54,10 @@ class Group(Protocol):
         ...
 
 
-class GroupRegistry:
-    """The registry of a worker group, as a `Registry`. Every call has an absolute deadline.
+class GroupRegistry(WeightRegistry):
+    """The registry of a worker group: each method of `WeightRegistry` is one call there.
+
+    Every call has an absolute deadline. `announce` and `withdraw` are for publishers: they block a thread.
 
     Args:
         group: of one `RegistryWorker`.
@@ -123,92 +68,37 @@ class GroupRegistry:
     """
 
     def __init__(self, group: Group, timeout: float = CALL_TIMEOUT_S) -> None:
+        # Not `super().__init__()`: the state of the registry is in its own process.
         self._group, self._timeout = group, timeout
 
-    async def publish(self, manifest: Manifest) -> None:
-        await self._call("publish", manifest)
+    def announce(self, manifest: Manifest) -> None:
+        """`publish`, and wait for the answer."""
+        self._submit("publish", manifest).result()
 
-    async def latest(self) -> Manifest | None:
-        found: Manifest | None = await self._call("latest")
-        return found
-
-    async def retire(self, version: WeightVersion) -> None:
-        await self._call("retire", version)
-
-    async def reclaim(self, version: WeightVersion) -> bool:
-        return bool(await self._call("reclaim", version))
-
-    async def holders(self, version: WeightVersion) -> tuple[LeaseInfo, ...]:
-        found: tuple[LeaseInfo, ...] = await self._call("holders", version)
-        return found
-
-    async def acquire(self, holder: str, version: WeightVersion | None = None, *, ttl: float) -> Lease:
-        lease: Lease = await self._call("acquire", holder, version, ttl)
-        return lease
-
-    async def renew(self, lease_id: str) -> None:
-        await self._call("renew", lease_id)
-
-    async def validate(self, lease_id: str) -> bool:
-        return bool(await self._call("validate", lease_id))
-
-    async def release(self, lease_id: str) -> bool:
-        return bool(await self._call("release", lease_id))
-
-    async def report_serving(self, replica: str, version: WeightVersion) -> None:
-        await self._call("report_serving", replica, version)
-
-    async def forget_replica(self, replica: str) -> None:
-        await self._call("forget_replica", replica)
-
-    async def serving(self) -> dict[str, WeightVersion]:
-        found: dict[str, WeightVersion] = await self._call("serving")
-        return found
-
-    async def state(self) -> RegistryState:
-        found: RegistryState = await self._call("state")
-        return found
-
-    async def wait_newer(self, than: WeightVersion | None, timeout: float) -> WeightVersion | None:
-        found: WeightVersion | None = await self._call("wait_newer", than, timeout, waits=timeout)
-        return found
-
-    async def wanted(self) -> WeightVersion | None:
-        found: WeightVersion | None = await self._call("wanted")
-        return found
-
-    async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
-        return bool(await self._call("wait_serving", tuple(replicas), version, timeout, waits=timeout))
-
-    async def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
-        left: tuple[LeaseInfo, ...] = await self._call("wait_reclaimed", version, timeout, waits=timeout)
+    def withdraw(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
+        """`retire`, then `wait_reclaimed`."""
+        self._submit("retire", version).result()
+        left: tuple[LeaseInfo, ...] = self._submit("wait_reclaimed", version, timeout).result()
         return left
 
-    async def _call(self, method: str, *args: Any, waits: float = 0.0) -> Any:
-        call = self._group.submit(method, args, timeout=self._timeout + waits)
+    def _submit(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        given = _METHODS[method].bind(self, *args, **kwargs).arguments
+        return self._group.submit(method, args, kwargs, timeout=self._timeout + given.get("timeout", 0.0))
+
+
+def _forwarding(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(getattr(WeightRegistry, name))
+    async def ask(self: GroupRegistry, *args: Any, **kwargs: Any) -> Any:
+        call = self._submit(name, *args, **kwargs)
         try:
             return await call
         except asyncio.CancelledError:
             call.cancel()  # else a long wait would go on in the registry's process
             raise
 
+    return ask
 
-class BlockingRegistry:
-    """What a publisher needs of the registry, for a thread that may block; see `PublishingRegistry`.
 
-    Args, Raises: as `GroupRegistry`.
-    """
-
-    def __init__(self, group: Group, timeout: float = CALL_TIMEOUT_S) -> None:
-        self._group, self._timeout = group, timeout
-
-    def publish(self, manifest: Manifest) -> None:
-        self._group.submit("publish", (manifest,), timeout=self._timeout).result()
-
-    def retire(self, version: WeightVersion) -> None:
-        self._group.submit("retire", (version,), timeout=self._timeout).result()
-
-    def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
-        call = self._group.submit("wait_reclaimed", (version, timeout), timeout=self._timeout + timeout)
-        left: tuple[LeaseInfo, ...] = call.result()
-        return left
+for _name in _METHODS:
+    setattr(RegistryWorker, _name, register(dispatch_mode=Dispatch.RANK_ZERO)(getattr(WeightRegistry, _name)))
+    setattr(GroupRegistry, _name, _forwarding(_name))

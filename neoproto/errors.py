@@ -128,6 +128,10 @@ class KeyMissing(StoreError, KeyError):
     __str__ = Exception.__str__
 
 
+class WeightsNotReady(KeyMissing, ValueError):
+    """The weight version that was asked for cannot be read: not published yet, or retired."""
+
+
 class StoreFull(StoreError):
     """The value does not fit into what is left of the store's memory."""
 

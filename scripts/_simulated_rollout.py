@@ -11,8 +11,7 @@ import asyncio
 import heapq
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +20,11 @@ import torch
 from _virtual_time import VirtualLoop
 
 from neoproto.data import DataProto
-from neoproto.errors import TornRead
-from neoproto.weights import Lease, LocalRegistry, Manifest, WeightVersion
+from neoproto.store import MemoryStore
+from neoproto.weights import Manifest, WeightRegistry, WeightVersion
 from neoproto.weights.agent import UpdateAgent
 from neoproto.weights.options import PauseMode, UpdateOptions
+from neoproto.weights.puller import Puller
 
 R = 4
 """Response tokens of a simulated answer: enough to carry its weight versions."""
@@ -144,40 +144,16 @@ class Engine:
             self._timer = self._loop.call_at(now + self._running[0].ends - self._worked, self._advance)
 
 
-class _Pulled:
-    def __init__(self, registry: LocalRegistry, lease: Lease) -> None:
-        self._registry, self._lease = registry, lease
-        self.tensors: dict[str, torch.Tensor] = {}
+class SimulatedPuller(Puller):
+    """Leases a version as the real one does; reading it takes so many seconds."""
 
-    @property
-    def version(self) -> WeightVersion:
-        return self._lease.version
+    def __init__(self, registry: WeightRegistry, holder: str, seconds: float) -> None:
+        super().__init__(MemoryStore(), registry, holder, LEASE_S)
+        self._seconds = seconds
 
-    @property
-    def manifest(self) -> Manifest:
-        return self._lease.manifest
-
-    async def check(self) -> None:
-        if not await self._registry.validate(self._lease.lease_id):
-            raise TornRead(f"the lease on {self.version} lapsed")
-
-
-class Puller:
-    """Leases a version for as long as reading one takes."""
-
-    def __init__(self, registry: LocalRegistry, holder: str, seconds: float) -> None:
-        self._registry, self._holder, self._seconds = registry, holder, seconds
-
-    @asynccontextmanager
-    async def pull(self, version: WeightVersion | None = None) -> AsyncIterator[_Pulled]:
-        lease = await self._registry.acquire(self._holder, version, ttl=LEASE_S)
-        try:
-            await asyncio.sleep(self._seconds)
-            pulled = _Pulled(self._registry, lease)
-            await pulled.check()
-            yield pulled
-        finally:
-            await self._registry.release(lease.lease_id)
+    async def _read(self, lease: Any, select: Any) -> dict[str, torch.Tensor]:
+        await asyncio.sleep(self._seconds)
+        return {}
 
 
 class SimulatedReplica:
@@ -185,7 +161,7 @@ class SimulatedReplica:
 
     def __init__(
         self,
-        registry: LocalRegistry,
+        registry: WeightRegistry,
         name: str,
         *,
         slots: int,
@@ -198,7 +174,7 @@ class SimulatedReplica:
         load, prefetch = (times.driven_sync, 0.0) if driven else (times.load, times.prefetch)
         self.engine = Engine(slots, load)
         self.agent = UpdateAgent(
-            registry, Puller(registry, name, prefetch), self.engine, options, replica=name
+            registry, SimulatedPuller(registry, name, prefetch), self.engine, options, replica=name
         )
         self._draw = random.Random(f"{seed} {name}")
         self._times = times
@@ -284,7 +260,7 @@ class Trainee:
         busy: seconds of training.
     """
 
-    def __init__(self, registry: LocalRegistry, times: Times, num_slots: int) -> None:
+    def __init__(self, registry: WeightRegistry, times: Times, num_slots: int) -> None:
         self._registry, self._times, self._num_slots = registry, times, num_slots
         self._published: deque[WeightVersion] = deque()
         self.busy = 0.0

@@ -31,10 +31,10 @@ class Replica:
 
     def __init__(self, engine: Any, weights: dict[str, Any]) -> None:
         from neoproto.store import MemoryStore
-        from neoproto.weights import LocalRegistry, Publisher, WeightVersion
+        from neoproto.weights import Publisher, WeightRegistry, WeightVersion
 
         self.engine, self.weights = engine, weights
-        self._store, self._registry = MemoryStore(), LocalRegistry()
+        self._store, self._registry = MemoryStore(), WeightRegistry()
         self._publisher = Publisher(self._store)
         self._version = WeightVersion(epoch=0, n=0)
 

@@ -23,7 +23,7 @@ from _bench import EOS, Figure, Measurements, first_of, positive, random_llama, 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout.options import EngineOptions, RolloutOptions, rollout_env
 from actors.rollout.worker import RolloutWorker
-from actors.weight_registry import BlockingRegistry, GroupRegistry, RegistryWorker
+from actors.weight_registry import GroupRegistry, RegistryWorker
 from neoproto.data import DataProto
 from neoproto.data.generation import SamplingParams
 from neoproto.runtime import ClassWithInitArgs, Runtime
@@ -48,7 +48,7 @@ class Bench:
         )
         options = WeightOptions(num_slots=2, rollout_dtype="bfloat16")
         self.named = named
-        self.publisher = Publisher(store, BlockingRegistry(group), options)
+        self.publisher = Publisher(store, GroupRegistry(group), options)
         self.registry_group = group.slice(start=0, size=1)
         self.puller = Puller(store, GroupRegistry(group), "bench", options.lease_ttl)
         self.newest = self.next = WeightVersion(epoch=0, n=0)

@@ -33,7 +33,7 @@ from neoproto.trainer.metrics.record import StepReport, TrainingParts, training_
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
-from neoproto.weights import LocalRegistry, WeightVersion
+from neoproto.weights import WeightRegistry, WeightVersion
 from neoproto.weights.options import UpdateOptions
 
 MODES = ("sync", "separate_async", "decoupled_async")
@@ -163,7 +163,7 @@ class Simulation:
 
     def __init__(self, setup: Setup, loop: VirtualLoop) -> None:
         self._setup, self._loop = setup, loop
-        self._registry = LocalRegistry()
+        self._registry = WeightRegistry()
         self._trainee = Trainee(self._registry, setup.times, num_slots=3)
         self._replicas = [
             SimulatedReplica(

@@ -31,7 +31,7 @@ from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
 from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
-from neoproto.weights import Puller, Registry, UpdateAgent, WeightVersion
+from neoproto.weights import Puller, UpdateAgent, WeightRegistry, WeightVersion
 from neoproto.weights.transport import make_transport
 
 _VALIDATION_SEED_VERSION = -1
@@ -89,7 +89,7 @@ class Rollout:
             meta_info=dict(meta),
         )
 
-    def attach(self, registry: Registry, store: ObjectStore, replica: str) -> None:
+    def attach(self, registry: WeightRegistry, store: ObjectStore, replica: str) -> None:
         """Take weights from this registry from now on; see `RolloutWorker.attach_registry`."""
         if self._agent is not None:
             raise RolloutError(f"replica {replica} has a weight registry already")
@@ -197,10 +197,10 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def update_weights(self, version: WeightVersion) -> None:
-        """Serve `version`, or the newest if that is newer; it is served when this returns.
+        """Serve `version` or a newer one; it is served when this returns. What is loaded is the newest.
 
         Raises:
-            ValueError: it is not published.
+            WeightsNotReady (a ValueError): it is not published.
             WeightMismatch: its names, shapes or dtypes are not the model's; the old weights are served on.
             RolloutError: loading failed half-way; this replica generates nothing any more.
         """

@@ -15,7 +15,7 @@ from actors.training.torch_model import ModelOptions, load_model, named_weights,
 from actors.training.torch_worker import TorchOptions
 from actors.training.trained_worker import ANSWER_S, TrainedWorker
 from actors.training.updates import LossShare, TrainLoop, TrainOptions
-from actors.weight_registry import BlockingRegistry, Group
+from actors.weight_registry import Group, GroupRegistry
 from neoproto.algorithms.aggregate import LossDenominators, aggregate_loss
 from neoproto.algorithms.kl import kl_estimate
 from neoproto.algorithms.logprobs import entropy_from_logits, log_probs_from_logits
@@ -154,7 +154,7 @@ class PolicyWorker(TrainedWorker):
         self._policy = Policy(options, self.ranks)
         self._trains(self._policy.model, self._policy.loop, options.torch)
         self._publisher: Publisher | None = None
-        self._registry: BlockingRegistry | None = None
+        self._registry: GroupRegistry | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, pad=True)
     def compute_log_prob(self, batch: DataProto) -> DataProto:
@@ -175,7 +175,7 @@ class PolicyWorker(TrainedWorker):
         """
         if self._publisher is not None:
             raise RuntimeError("a registry must be attached before the first weights are published")
-        self._registry = BlockingRegistry(registry)
+        self._registry = GroupRegistry(registry)
 
     @register(dispatch_mode=REPLICATED)
     def publish_weights(self, version: WeightVersion) -> Manifest:

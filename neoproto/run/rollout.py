@@ -46,8 +46,8 @@ def supervised(
     """
     trainer = config.trainer
     start = trainer.timeouts.start
-    board = GroupRegistry(registry)
-    replicas = ReplicaSet(spec.name, groups, board)
+    weights = GroupRegistry(registry)
+    replicas = ReplicaSet(spec.name, groups, weights)
     options = SupervisionOptions(
         max_restarts=trainer.max_replica_restarts,
         heartbeat_interval=trainer.heartbeat_interval,
@@ -58,7 +58,7 @@ def supervised(
     )
     supervisor = Supervisor(
         replicas,
-        board,
+        weights,
         registry,
         lambda index: start_replica(runtime, spec, index, start),
         options,

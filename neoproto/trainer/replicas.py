@@ -32,7 +32,7 @@ from neoproto.text import first_line
 from neoproto.trainer.protocols import OwnedGroup
 from neoproto.trainer.shared import Changes
 from neoproto.trainer.tasks import owned_tasks
-from neoproto.weights import Registry, WeightVersion
+from neoproto.weights import WeightRegistry, WeightVersion
 
 log = logging.getLogger("neoproto.trainer")
 
@@ -130,7 +130,7 @@ class ReplicaSet:
         ValueError: no group, or two of one name.
     """
 
-    def __init__(self, name: str, groups: Sequence[OwnedGroup], registry: Registry) -> None:
+    def __init__(self, name: str, groups: Sequence[OwnedGroup], registry: WeightRegistry) -> None:
         names = [group.name for group in groups]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"a replica set needs groups with different names, got {names}")

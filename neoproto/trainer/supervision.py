@@ -31,7 +31,7 @@ from neoproto.text import first_line
 from neoproto.trainer.protocols import OwnedGroup
 from neoproto.trainer.replicas import Replica, ReplicaSet, answer, is_replicas_own
 from neoproto.trainer.tasks import on_thread, owned_tasks
-from neoproto.weights import Registry, WeightVersion
+from neoproto.weights import WeightRegistry, WeightVersion
 
 log = logging.getLogger("neoproto.trainer")
 
@@ -76,7 +76,7 @@ class Supervisor:
     def __init__(
         self,
         replicas: ReplicaSet,
-        registry: Registry,
+        registry: WeightRegistry,
         registry_group: Any,
         spawn: Callable[[int], OwnedGroup],
         options: SupervisionOptions,

@@ -1,9 +1,9 @@
 """The update agent: has one rollout replica serve new weight versions, when the replica's policy says so.
 
-    registry ──newer?──> due? ──pull (lease, read)──> check layout ─> pause ─> load ─> check lease ─> resume
-       ▲                         while generating                     └─ generation stands still ─┘     │
-       └───────────────────────────────────── serves it ────────────────────────────────────────────────┘
+    registry ──wait_newer──> pull: lease, read, validate ─> check layout ─> pause ─> load ─> loaded ─> resume
+                             └──────────── while generating ───────────┘    └─ generation stands still ─┘
 
+`loaded` is one message: the registry verifies the lease, notes what the replica serves, and ends the lease.
 An engine whose weights were not verified does not go on: it stays paused while the agent reads again, and is
 ended if that fails.
 """
@@ -11,20 +11,21 @@ ended if that fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeVar
 
 from torch import Tensor
 
 from neoproto import trace
-from neoproto.errors import LeaseExpired, NeoProtoError, TornRead
-from neoproto.weights.manifest import Manifest, TensorLayout
+from neoproto.errors import LeaseExpired, NeoProtoError, TornRead, WeightsNotReady
+from neoproto.weights.manifest import TensorLayout
 from neoproto.weights.options import PauseMode, UpdateOptions
-from neoproto.weights.registry import Registry
-from neoproto.weights.version import WeightVersion, should_load
+from neoproto.weights.puller import Pulled, Puller
+from neoproto.weights.registry import WeightRegistry
+from neoproto.weights.version import WeightVersion
 
 T = TypeVar("T")
 
@@ -56,30 +57,6 @@ class ServingEngine(Protocol):
         ...
 
 
-class Held(Protocol):
-    """A version that was read and is held by a lease; `Pulled` is one."""
-
-    tensors: dict[str, Tensor]
-
-    @property
-    def version(self) -> WeightVersion: ...
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-    async def check(self) -> None:
-        """Raise TornRead unless the lease has lived until now."""
-        ...
-
-
-class WeightPuller(Protocol):
-    """Where versions come from; `Puller` is one."""
-
-    def pull(self, version: WeightVersion | None = None) -> AbstractAsyncContextManager[Held]:
-        """Lease and read a version, the latest by default; held as long as the block."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentStats:
     """What an agent has done. Seconds are those of its event loop.
@@ -104,11 +81,12 @@ class UpdateAgent:
     """Beside one replica's engine, on its event loop.
 
     Either `run` decides when to load, or the trainer does, with `load`. Both may be used at once: versions
-    load one after another and never go backwards.
+    load one after another and never go backwards. A load costs three messages to the registry, and a renewal
+    of the lease now and then where it takes long.
 
     Args:
-        registry: tells of new versions, and is told what is served.
-        puller: reads them.
+        registry: where new versions are waited for.
+        puller: reads them; of the same registry.
         engine: the replica's.
         replica: its name in the registry.
         options: when and how.
@@ -116,8 +94,8 @@ class UpdateAgent:
 
     def __init__(
         self,
-        registry: Registry,
-        puller: WeightPuller,
+        registry: WeightRegistry,
+        puller: Puller,
         engine: ServingEngine,
         options: UpdateOptions | None = None,
         *,
@@ -153,35 +131,42 @@ class UpdateAgent:
     async def run(self) -> NoReturn:
         """Keep the replica up to date.
 
-        Consumes: versions from the registry. Waits for: a version newer than the last one seen. Produces:
-        an engine that serves it, once `min_version_lag` says so, or somebody waits for it (validation); the
-        first one in any case. Unblocked by: a publish, or `poll_interval`. Ends by an error, or cancelled.
+        Consumes: versions from the registry. Waits for: one that is `min_version_lag` publishes newer than
+        what is served, or that somebody waits for (validation); at first, for any. Produces: an engine that
+        serves it. Unblocked by: a publish, or `poll_interval`. Ends by an error, or cancelled.
 
         Raises:
             NeoProtoError: the registry is gone, weights do not fit, reads were torn again and again, or a
                 load failed, here or for another caller; after the latter the engine answers nothing.
         """
-        seen: WeightVersion | None = None
+        options = self._options
         while True:
-            newest = await self._registry.wait_newer(seen, self._options.poll_interval)
-            if self._failure is not None:
-                raise self._gave_up() from self._failure
-            seen = newest or seen
-            if seen is not None and (self._version is None or seen > self._version):
-                await self._catch_up(seen, wanted=await self._wanted())
+            due = await self._registry.wait_newer(
+                self._version, options.poll_interval, min_version_lag=options.min_version_lag
+            )
+            self._refuse_after_failure()
+            if due is not None:
+                with contextlib.suppress(WeightsNotReady):  # retired meanwhile: wait for the next
+                    await self.load(due)
 
     async def load(self, version: WeightVersion) -> None:
-        """Serve `version`, or the newest if that is newer; whatever the lag.
+        """Serve `version` or a newer one; whatever the lag. If it has to load, it loads the newest.
 
         Raises:
-            ValueError: it is not published.
+            WeightsNotReady (a ValueError): it is not published, or retired, and there is no newer one.
             NeoProtoError: as `run`.
         """
-        latest = await self._registry.latest()
-        if latest is None or latest.version < version:
-            known = "none" if latest is None else latest.version
-            raise ValueError(f"{self._replica} cannot load weights {version}, the newest are {known}")
-        await self._catch_up(latest.version, wanted=version)
+        # One update at a time, and what another caller has loaded meanwhile is not loaded again.
+        async with self._updating:
+            self._refuse_after_failure()
+            if self._version is None or self._version < version:
+                try:
+                    await self._update(version)
+                except WeightsNotReady:
+                    raise  # nothing was read: the next try may succeed
+                except Exception as error:
+                    self._failure = error
+                    raise
 
     async def wait_for_version(self, version: WeightVersion, timeout: float) -> None:
         """Serve `version` or a newer one as soon as there is one; whatever the lag.
@@ -194,10 +179,10 @@ class UpdateAgent:
             async with asyncio.timeout(timeout):
                 seen: WeightVersion | None = None
                 while self._version is None or self._version < version:
-                    newest = await self._registry.wait_newer(seen, self._options.poll_interval)
-                    if newest is not None:
-                        seen = newest
-                        await self._catch_up(newest, wanted=version)
+                    seen = await self._registry.wait_newer(seen, self._options.poll_interval) or seen
+                    if seen is not None and seen >= version:
+                        with contextlib.suppress(WeightsNotReady):
+                            await self.load(version)
         except TimeoutError as error:
             if isinstance(error, NeoProtoError):
                 raise
@@ -205,77 +190,52 @@ class UpdateAgent:
                 f"{self._replica} waited {timeout:.1f} s for weights {version}; it serves {self._version}"
             ) from error
 
-    async def _wanted(self) -> WeightVersion | None:
-        """What somebody waits for; not asked where every new version is loaded anyway."""
-        return await self._registry.wanted() if self._options.min_version_lag > 1 else None
-
-    async def _catch_up(self, newest: WeightVersion, wanted: WeightVersion | None) -> None:
-        async with self._updating:
-            if self._failure is not None:
-                raise self._gave_up() from self._failure
-            try:
-                if self._is_due(newest, wanted):
-                    await self._update()
-            except Exception as error:
-                self._failure = error
-                raise
-
-    def _is_due(self, newest: WeightVersion, wanted: WeightVersion | None) -> bool:
-        if self._version is not None and newest <= self._version:
-            return False
-        return should_load(
-            self._version, newest, min_version_lag=self._options.min_version_lag, wanted=wanted
-        )
-
-    async def _update(self) -> None:
-        """Read the newest version and have the engine serve it; a torn read is made again."""
+    async def _update(self, version: WeightVersion) -> None:
+        """Have the engine serve the newest version, at least this one; a torn read is made again."""
         try:
-            served = await self._read_and_serve()
+            for attempt in range(1, MOST_TORN_READS + 1):
+                try:
+                    await self._pull_and_load(version)
+                except (TornRead, LeaseExpired) as error:
+                    self._torn_reads += 1
+                    if attempt == MOST_TORN_READS:
+                        raise TornRead(
+                            f"{self._replica} gave up after {attempt} torn reads: {error}"
+                        ) from error
+                else:
+                    return
         except BaseException as error:
             if not self._verified:
-                self._failure = (
-                    error if isinstance(error, Exception) else TornRead("cancelled after a torn read")
-                )
-                await run_to_end(self._engine.fail(self._failure))
+                failure = error if isinstance(error, Exception) else TornRead("cancelled after a torn read")
+                self._failure = failure
+                await run_to_end(self._engine.fail(failure))
             raise
         finally:
             await self._resume()
-        await self._registry.report_serving(self._replica, served)
 
-    async def _read_and_serve(self) -> WeightVersion:
-        for attempt in range(1, MOST_TORN_READS + 1):
-            start, began = _now(), time.perf_counter()
-            try:
-                async with self._puller.pull() as held:
-                    self._last_pull = _now() - start
-                    trace.since("pull weights", "weights", began, version=str(held.version))
-                    self._pull_seconds += self._last_pull
-                    return await self._serve(held)
-            except (TornRead, LeaseExpired) as error:
-                self._torn_reads += 1
-                if attempt == MOST_TORN_READS:
-                    raise TornRead(f"{self._replica} gave up after {attempt} torn reads: {error}") from error
-        raise AssertionError("unreachable")
+    async def _pull_and_load(self, version: WeightVersion) -> None:
+        start, began = _now(), time.perf_counter()
+        # An engine that holds unverified weights needs verified ones, even if only older ones are left.
+        at_least = version if self._verified else None
+        async with self._puller.pull(min_version=at_least) as pulled:
+            self._last_pull = _now() - start
+            self._pull_seconds += self._last_pull
+            trace.since("pull weights", "weights", began, version=str(pulled.version))
+            await self._engine.check_layout(pulled.manifest.layout(), f"weights {pulled.version}")
+            if self._paused_since is None:
+                start = _now()
+                with trace.span("pause", "weights"):
+                    await self._engine.pause(self._options.pause_mode, self._options.drain_timeout)
+                self._paused_since = start
+            await run_to_end(self._swap(pulled))
 
-    async def _serve(self, held: Held) -> WeightVersion:
-        if self._verified and self._version is not None and held.version <= self._version:
-            return self._version  # what was newest has been retired since
-        await self._engine.check_layout(held.manifest.layout(), f"weights {held.version}")
-        if self._paused_since is None:
-            start = _now()
-            with trace.span("pause", "weights"):
-                await self._engine.pause(self._options.pause_mode, self._options.drain_timeout)
-            self._paused_since = start
-        await run_to_end(self._swap(held))
-        return held.version
-
-    async def _swap(self, held: Held) -> None:
-        """Load, check, go on: once begun, not left half-way."""
+    async def _swap(self, pulled: Pulled) -> None:
+        """Load, verify, go on: once begun, this is not left half-way, so no engine is left with a mixture."""
         self._verified = False
-        with trace.span("load weights", "weights", version=str(held.version)):
-            await self._engine.load(held.version, held.tensors)
-            await held.check()
-        self._verified, self._version = True, held.version
+        with trace.span("load weights", "weights", version=str(pulled.version)):
+            await self._engine.load(pulled.version, pulled.tensors)
+            await pulled.loaded(self._replica)
+        self._verified, self._version = True, pulled.version
         self._loads += 1
         await self._resume()
 
@@ -287,9 +247,11 @@ class UpdateAgent:
         self._last_update = _now() - since
         self._update_seconds += self._last_update
 
-    def _gave_up(self) -> NeoProtoError:
+    def _refuse_after_failure(self) -> None:
         cause = self._failure
-        return NeoProtoError(f"{self._replica} updates no more: {type(cause).__name__}: {cause}")
+        if cause is not None:
+            text = f"{self._replica} updates no more: {type(cause).__name__}: {cause}"
+            raise NeoProtoError(text) from cause
 
 
 async def run_to_end(work: Awaitable[T]) -> T:
@@ -303,7 +265,7 @@ async def run_to_end(work: Awaitable[T]) -> T:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # looked at, so that nobody is warned of it
+            task.exception()  # looked at, so that asyncio does not warn of it
         raise cancelled
     return task.result()
 

@@ -29,37 +29,26 @@ from neoproto.weights.options import WeightOptions
 from neoproto.weights.packing import PackingPlan, RankLayout, describe, plan_packing
 from neoproto.weights.peers import Alone, Peers, on_all_ranks
 from neoproto.weights.pinning import Pins
-from neoproto.weights.registry import LeaseInfo, WeightRegistry
+from neoproto.weights.registry import LeaseInfo
 from neoproto.weights.slot import SlotWriter
 from neoproto.weights.transport import Transport, make_transport
 from neoproto.weights.version import WeightVersion
 
 
-class PublishingRegistry(Protocol):
-    """What a publisher needs of a registry, blocking; see `Registry`."""
+class Announcements(Protocol):
+    """Where a publisher announces its versions; blocks. `actors.weight_registry.GroupRegistry` is one."""
 
-    def publish(self, manifest: Manifest) -> None: ...
+    def announce(self, manifest: Manifest) -> None:
+        """Let the version be acquired."""
+        ...
 
-    def retire(self, version: WeightVersion) -> None: ...
+    def withdraw(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
+        """Let nobody acquire the version any more, and wait until its leases have ended.
 
-    def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]: ...
-
-
-class OwnRegistry:
-    """A publisher's registry when nobody else reads: there are no leases to wait for."""
-
-    def __init__(self) -> None:
-        self._rules = WeightRegistry()
-
-    def publish(self, manifest: Manifest) -> None:
-        self._rules.publish(manifest)
-
-    def retire(self, version: WeightVersion) -> None:
-        self._rules.retire(version)
-
-    def wait_reclaimed(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
-        self._rules.reclaim(version)
-        return ()
+        Returns:
+            (), and its bytes may go; or, when `timeout` seconds passed first, the leases that are left.
+        """
+        ...
 
 
 class Publisher:
@@ -78,14 +67,14 @@ class Publisher:
     def __init__(
         self,
         store: ObjectStore,
-        registry: PublishingRegistry | None = None,
+        registry: Announcements | None = None,
         options: WeightOptions | None = None,
         *,
         prefix: str = "weights",
         peers: Peers | None = None,
     ) -> None:
         self._prefix, self._peers = prefix, peers or Alone()
-        self._registry = registry if registry is not None else OwnRegistry()
+        self._registry = registry
         self._options = options or WeightOptions()
         self._transport: Transport = make_transport(store, self._options.transport)
         self._domain = self._transport.domain or f"rank {self._peers.rank}"
@@ -135,7 +124,7 @@ class Publisher:
                 buckets=slot.commit(),
                 bucket_bytes=tuple(bucket.nbytes for bucket in plan.buckets),
             )
-            self._on_rank_0(lambda: self._registry.publish(manifest))
+            self._on_rank_0(lambda registry: registry.announce(manifest))
         except BaseException:
             slot.undo()
             raise
@@ -154,19 +143,20 @@ class Publisher:
             known = ", ".join(map(str, self.live)) or "none"
             raise ValueError(f"weights {version} are not published here; published: {known}")
 
-        def reclaim() -> None:
-            self._registry.retire(version)
-            holders = self._registry.wait_reclaimed(version, timeout)
-            if holders:
-                raise WeightsInUse(version, [str(holder) for holder in holders], timeout)
+        def withdraw(registry: Announcements) -> None:
+            leases = registry.withdraw(version, timeout)
+            if leases:
+                raise WeightsInUse(version, [str(lease) for lease in leases], timeout)
 
-        self._on_rank_0(reclaim)
+        # The order is the protocol: once this returns no lease lives, and only then do the bytes go.
+        self._on_rank_0(withdraw)
         own = self._live.pop(version)
         on_all_ranks(self._peers, lambda: self._transport.delete(own))
 
-    def _on_rank_0(self, work: Callable[[], None]) -> None:
-        """What rank 0 does for all; if it fails, all fail. Collective."""
-        on_all_ranks(self._peers, work if self._peers.rank == 0 else lambda: None)
+    def _on_rank_0(self, work: Callable[[Announcements], None]) -> None:
+        """What rank 0 does with the registry, if there is one; if it fails, all ranks fail. Collective."""
+        registry = self._registry if self._peers.rank == 0 else None
+        on_all_ranks(self._peers, lambda: None if registry is None else work(registry))
 
     def _plan(self, named_tensors: Mapping[str, Tensor]) -> PackingPlan:
         """The plan of the last version if no rank's layout has changed, else a new one."""

@@ -1,8 +1,8 @@
 """Reads published versions under a lease.
 
-lease ──> read ──> check the lease ──> hand over ──(the holder uses the tensors, the lease lives)──> release
+    acquire ──> read ──> validate ──> hand over ──(tensors are used, the lease lives)──> loaded, or release
 
-Reads stop before the lease is released, on every way out.
+On every way out reads stop before the lease ends: afterwards the publisher may write the memory again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neoproto.errors import KeyMissing, NeoProtoError, TornRead
 from neoproto.store import ObjectStore
 from neoproto.weights.manifest import Manifest
 from neoproto.weights.reading import Selection, WeightReader, finish
-from neoproto.weights.registry import Lease, Registry
+from neoproto.weights.registry import Lease, WeightRegistry
 from neoproto.weights.transport import Transport
 from neoproto.weights.version import WeightVersion
 
@@ -36,18 +36,18 @@ class Pulled:
             they are views of its slot: copy what is to be kept, and drop the rest with the lease.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], keeper: _Keeper) -> None:
+    def __init__(self, tensors: dict[str, Tensor], lease: _HeldLease) -> None:
         self.tensors = tensors
-        self._keeper = keeper
+        self._lease = lease
 
     @property
     def version(self) -> WeightVersion:
-        return self._keeper.lease.version
+        return self._lease.lease.version
 
     @property
     def manifest(self) -> Manifest:
         """What was published."""
-        return self._keeper.lease.manifest
+        return self._lease.lease.manifest
 
     async def check(self) -> None:
         """Ask the registry whether the lease has lived until now: call it when the tensors were used.
@@ -55,39 +55,60 @@ class Pulled:
         Raises:
             TornRead: it lapsed; what was read, or made of it, cannot be verified any more.
         """
-        await self._keeper.check()
+        await self._lease.check()
+
+    async def loaded(self, replica: str) -> None:
+        """`check`, and have the registry note that `replica` serves the version: one message.
+
+        The lease ends with it: nothing may read the tensors any more.
+
+        Raises:
+            TornRead: it lapsed; what was loaded must not be served.
+        """
+        await self._lease.loaded(replica)
 
 
-class _Keeper:
-    """Renews a lease every third of its time, until it ends."""
+class _HeldLease:
+    """A lease of this process, renewed every third of its time until it ends."""
 
-    def __init__(self, registry: Registry, lease: Lease) -> None:
+    def __init__(self, registry: WeightRegistry, lease: Lease) -> None:
         self.lease = lease
         self._registry = registry
-        self._task: asyncio.Task[None] | None = None
+        self._ended = False
         self._failure: NeoProtoError | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._renew(), name=f"lease on weights {self.lease.version}")
+        self._renewing = asyncio.create_task(self._renew(), name=f"lease on weights {lease.version}")
 
     async def check(self) -> None:
-        if self._failure is None and await self._registry.validate(self.lease.lease_id):
-            return
-        lease = self.lease
-        what = f"the lease of {lease.holder} on weights {lease.version}"
-        raise TornRead(f"{what} lapsed, {lease.ttl} s after its last renewal") from self._failure
+        if self._failure is not None or not await self._registry.validate(self.lease.lease_id):
+            raise self._torn() from self._failure
+
+    async def loaded(self, replica: str) -> None:
+        # Renewals stop first: the registry refuses one that comes after the end of the lease. Two thirds of
+        # the lease are left for this message.
+        await self._stop_renewing()
+        if self._failure is not None or not await self._registry.loaded(self.lease.lease_id, replica):
+            raise self._torn() from self._failure
+        self._ended = True
 
     async def end(self, *, quietly: bool) -> None:
-        """Stop renewing and release. With `quietly` a registry that cannot be told is only logged."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        """Release the lease, unless `loaded` has ended it.
+
+        Args:
+            quietly: a registry that cannot be reached is only logged.
+        """
+        await self._stop_renewing()
+        if self._ended:
+            return
         try:
             await self._registry.release(self.lease.lease_id)
         except NeoProtoError as error:
             if not quietly:
                 raise
             logger.warning("lease %s is left to lapse: %s", self.lease.lease_id, error)
+
+    async def _stop_renewing(self) -> None:
+        self._renewing.cancel()
+        await asyncio.wait([self._renewing])
 
     async def _renew(self) -> None:
         try:
@@ -96,6 +117,11 @@ class _Keeper:
                 await self._registry.renew(self.lease.lease_id)
         except NeoProtoError as error:
             self._failure = error
+
+    def _torn(self) -> TornRead:
+        lease = self.lease
+        what = f"the lease of {lease.holder} on weights {lease.version}"
+        return TornRead(f"{what} lapsed, {lease.ttl} s after its last renewal")
 
 
 class Puller:
@@ -115,7 +141,7 @@ class Puller:
     def __init__(
         self,
         store: ObjectStore,
-        registry: Registry,
+        registry: WeightRegistry,
         holder: str,
         ttl: float = 30.0,
         *,
@@ -126,44 +152,53 @@ class Puller:
 
     @asynccontextmanager
     async def pull(
-        self, version: WeightVersion | None = None, *, select: Selection | None = None
+        self,
+        version: WeightVersion | None = None,
+        *,
+        select: Selection | None = None,
+        min_version: WeightVersion | None = None,
     ) -> AsyncIterator[Pulled]:
         """Lease a version, or the latest, and read it; the lease lasts as long as the block.
 
         Args:
             select: the tensors wanted, and which part of each; nothing else is read. None is everything.
+            min_version: an older one is refused.
 
         Raises:
-            KeyMissing: it is not ready: not published yet, or retired.
+            WeightsNotReady: it is not published yet, or retired, or older than `min_version`.
             TornRead: the lease lapsed during the read.
             WeightMismatch: its layout is not that of the versions before; names what differs.
         """
-        keeper = _Keeper(self._registry, await self._registry.acquire(self._holder, version, ttl=self._ttl))
+        lease = _HeldLease(
+            self._registry,
+            await self._registry.acquire(self._holder, version, ttl=self._ttl, min_version=min_version),
+        )
         try:
-            keeper.start()
-            pulled = Pulled(await self._read(keeper, select), keeper)
+            pulled = Pulled(await self._read(lease, select), lease)
             await pulled.check()
             yield pulled
         except BaseException:
-            await keeper.end(quietly=True)
+            await lease.end(quietly=True)
             raise
-        await keeper.end(quietly=False)
+        await lease.end(quietly=False)
 
-    async def _read(self, keeper: _Keeper, select: Selection | None) -> dict[str, Tensor]:
+    async def _read(self, lease: _HeldLease, select: Selection | None) -> dict[str, Tensor]:
         """Read; when this is cancelled, the read has ended before it returns."""
         stop = threading.Event()
-        job = asyncio.ensure_future(self._finish(self._reader.reading(keeper.lease.manifest, select), stop))
+        reading = self._reader.reading(lease.lease.manifest, select)
+        work = asyncio.ensure_future(self._finish(reading, stop))
         try:
-            return await asyncio.shield(job)
+            return await asyncio.shield(work)
         except KeyMissing:
-            await keeper.check()  # gone because the lease lapsed, most likely
+            await lease.check()  # gone because the lease lapsed, most likely
             raise
         except asyncio.CancelledError:
+            # A thread cannot be cancelled: it is told to stop and waited for, however often we are cancelled.
             stop.set()
-            while not job.done():
+            while not work.done():
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([job])
-            job.exception()  # looked at, so that nobody is warned of it
+                    await asyncio.wait([work])
+            work.exception()  # looked at, so that asyncio does not warn of it
             raise
 
     async def _finish(

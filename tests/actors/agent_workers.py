@@ -11,7 +11,7 @@ import torch
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.options import EngineOptions, RolloutOptions
 from actors.rollout.worker import Rollout, RolloutWorker
-from actors.weight_registry import BlockingRegistry, RegistryWorker
+from actors.weight_registry import GroupRegistry, RegistryWorker
 from neoproto.data.generation import SamplingParams
 from neoproto.runtime import Worker
 from neoproto.store import active_store
@@ -61,7 +61,7 @@ class Trainer(Worker):
     def __init__(self, registry: Any) -> None:
         store = active_store()
         assert store is not None
-        self._publisher = Publisher(store, BlockingRegistry(registry))
+        self._publisher = Publisher(store, GroupRegistry(registry))
 
     def publish(self, n: int) -> None:
         self._publisher.publish(WeightVersion(epoch=0, n=n), {"w": torch.full((2,), float(n))}, timeout=20.0)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from actors.training.torch_worker import TorchOptions, TorchWorker
-from actors.weight_registry import BlockingRegistry, GroupRegistry
+from actors.weight_registry import GroupRegistry
 from neoproto.errors import NeoProtoError
 from neoproto.runtime import Worker
 from neoproto.store import active_store
@@ -50,7 +50,7 @@ class Trainer(TorchWorker):
         self._mesh = init_device_mesh("cpu", (self.world_size,))
         store = active_store()
         assert store is not None
-        self._publisher = Publisher(store, BlockingRegistry(registry), OPTIONS, peers=self.ranks)
+        self._publisher = Publisher(store, GroupRegistry(registry), OPTIONS, peers=self.ranks)
 
     def publish(self, n: int, timeout: float) -> tuple[str, int]:
         """The error, if any, and how many pieces the largest weight has."""

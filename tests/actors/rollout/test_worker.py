@@ -22,7 +22,7 @@ from neoproto.data.model_files import read_model_config
 from neoproto.errors import ConfigError, RolloutError, WeightMismatch
 from neoproto.rollout.engines.vllm import CPU_HEAD_DIMS
 from neoproto.store.memory import MemoryStore
-from neoproto.weights import LocalRegistry, PauseMode, Publisher, WeightOptions, WeightVersion
+from neoproto.weights import PauseMode, Publisher, WeightOptions, WeightRegistry, WeightVersion
 from tests.actors.fake_engine import FakeEngine
 
 P, R, PAD = 6, 5, 0
@@ -213,7 +213,7 @@ def test_validation_draws_its_own_way_and_alike_on_all_weights(rollout: Rollout,
 
 
 async def load(rollout: Rollout, n: int, dtype: str = "float32", name: str = "w") -> None:
-    store, registry, version = MemoryStore(), LocalRegistry(), WeightVersion(epoch=0, n=n)
+    store, registry, version = MemoryStore(), WeightRegistry(), WeightVersion(epoch=0, n=n)
     publisher = Publisher(store, options=WeightOptions(bucket_bytes=1 << 16, rollout_dtype=dtype))
     await registry.publish(publisher.publish(version, {name: torch.full((2,), float(n))}))
     rollout.attach(registry, store, "rollout/0")
@@ -247,7 +247,7 @@ def test_a_replica_takes_weights_from_a_registry_and_seeds_follow_them(
     async def main() -> None:
         with pytest.raises(RolloutError, match="no weight registry was attached"):
             await rollout.agent.load(WeightVersion(epoch=0, n=1))
-        registry, store = LocalRegistry(), MemoryStore()
+        registry, store = WeightRegistry(), MemoryStore()
         rollout.attach(registry, store, "rollout/0")
         with pytest.raises(RolloutError, match="rollout/0 has a weight registry already"):
             rollout.attach(registry, store, "rollout/0")

@@ -16,7 +16,7 @@ from neoproto.errors import DeadlineExceeded, WorkerDied
 from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.supervision import SupervisionOptions, Supervisor
 from neoproto.trainer.tasks import beside
-from neoproto.weights import LocalRegistry, Manifest, WeightVersion
+from neoproto.weights import Manifest, WeightRegistry, WeightVersion
 from tests.neoproto.trainer.replay import answers, version
 
 SIGKILL = "signal 9 (SIGKILL)"
@@ -47,7 +47,7 @@ class Process:
 
     world_size = 1
 
-    def __init__(self, name: str, registry: LocalRegistry, n: int = 1) -> None:
+    def __init__(self, name: str, registry: WeightRegistry, n: int = 1) -> None:
         self.name, self._registry, self._n = name, registry, n
         self.methods_called: list[str] = []
         self.failures: dict[str, Exception] = {}
@@ -152,7 +152,7 @@ class Cluster:
     """
 
     def __init__(self, count: int = 2, *, n: int = 1, **options: Any) -> None:
-        self.registry, self._n = LocalRegistry(), n
+        self.registry, self._n = WeightRegistry(), n
         self.processes: list[Process] = [self.process(f"rollout-{index}") for index in range(count)]
         self.spawn_failures: list[Exception] = []
         self.spawn_gate = threading.Event()

@@ -19,8 +19,8 @@ from neoproto.trace import TraceWriter
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.metrics.record import TrainingResult, training_parts
 from neoproto.trainer.tasks import beside
-from neoproto.weights import Manifest, WeightVersion, should_load
-from neoproto.weights.registry import LocalRegistry
+from neoproto.weights import Manifest, WeightVersion
+from neoproto.weights.registry import WeightRegistry
 from tests.neoproto.trainer.fakes import PROMPTS, FakePrompts, World
 from tests.neoproto.trainer.recording import Recorder
 
@@ -63,11 +63,9 @@ class FakeReplica:
         """Load whatever is new, as an update agent does."""
         while True:
             await asyncio.sleep(0)
-            newest = await self.scene.board.wait_newer(self.served, 1.0)
+            newest = await self.scene.board.wait_newer(self.served, 1.0, min_version_lag=self.lag)
             await asyncio.sleep(0.005)
-            if newest is not None and should_load(
-                self.served, newest, min_version_lag=self.lag, wanted=await self.scene.board.wanted()
-            ):
+            if newest is not None:
                 await self.serve(newest)
 
 
@@ -77,7 +75,7 @@ class Scene:
     def __init__(
         self, tmp_path: Path, mode: str, *, replicas: int = 1, steps: int = 4, **trainer: Any
     ) -> None:
-        self.world, self.board, self.seconds = World(lengths=(2, 2)), LocalRegistry(), 0.0
+        self.world, self.board, self.seconds = World(lengths=(2, 2)), WeightRegistry(), 0.0
         self.training_seconds = 0.0
         self.recorder, self.prompts, self.steps = Recorder(), FakePrompts(), steps
         self.tmp_path = tmp_path

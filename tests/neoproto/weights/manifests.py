@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from neoproto.weights import Entry, Manifest, WeightVersion
+from typing import Any
+
+from neoproto.weights import Entry, Manifest, WeightRegistry, WeightVersion
 from neoproto.weights.manifest import Box, Piece
 
 
@@ -29,3 +31,27 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class AtOnce:
+    """A registry's methods without an event loop; those named `wait_…` with a timeout of 0 only.
+
+    That they end without a suspension is a promise of the registry: each message is judged as a whole.
+    """
+
+    def __init__(self, registry: WeightRegistry) -> None:
+        self._registry = registry
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._registry, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            coroutine = method(*args, **kwargs)
+            try:
+                coroutine.send(None)
+            except StopIteration as end:
+                return end.value
+            coroutine.close()
+            raise AssertionError(f"{name} was suspended")
+
+        return call

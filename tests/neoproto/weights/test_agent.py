@@ -1,4 +1,4 @@
-"""The update agent with a real registry and puller, and an engine that only notes what it is told."""
+"""The update agent with a real registry and puller, an engine that only notes calls, and virtual time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from neoproto.errors import NeoProtoError, RolloutError, TornRead, WeightMismatch
+from neoproto.errors import LeaseExpired, NeoProtoError, RolloutError, TornRead, WeightMismatch
 from neoproto.store import MemoryStore
-from neoproto.weights import LocalRegistry, Publisher, Puller, TensorLayout, check_layout
-from neoproto.weights.agent import MOST_TORN_READS, Held, UpdateAgent, run_to_end
+from neoproto.weights import Publisher, Puller, TensorLayout, WeightRegistry, check_layout
+from neoproto.weights.agent import MOST_TORN_READS, UpdateAgent, run_to_end
 from neoproto.weights.options import PauseMode, UpdateOptions
+from neoproto.weights.reading import finish
 from tests.neoproto.weights.manifests import version
-from tests.neoproto.weights.test_puller import SlowStore
+from tests.virtual_time import run
+
+TTL = 5.0
 
 
 class NotedEngine:
@@ -53,39 +56,71 @@ class NotedEngine:
         return [what for what in self.said if what.startswith("load")]
 
 
-class TornPuller:
-    """Tears the next `torn` reads: at once, or, with `late`, when their lease is checked at last."""
+class TornPuller(Puller):
+    """Tears the next `torn` reads: at once, or, with `late`, when their lease is checked at last.
 
-    def __init__(self, puller: Puller, torn: int, *, late: bool = False) -> None:
-        self._puller, self.torn, self._late = puller, torn, late
+    With `gate` a read, once `begun`, goes on when the gate is opened.
+    """
+
+    torn, late = 0, False
+    gate: asyncio.Event | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.begun, self.under_way = asyncio.Event(), 0
 
     @asynccontextmanager
-    async def pull(self, wanted: Any = None) -> AsyncIterator[Held]:
-        async with self._puller.pull(wanted) as pulled:
+    async def pull(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with super().pull(*args, **kwargs) as pulled:
             if self.torn > 0:
                 self.torn -= 1
-                if not self._late:
+                if not self.late:
                     raise TornRead("the lease lapsed")
-                pulled.check = self._torn_check  # type: ignore[method-assign]
+                pulled.loaded = self._torn_load  # type: ignore[method-assign]
             yield pulled
 
-    @staticmethod
-    async def _torn_check() -> None:
+    async def _torn_load(self, replica: str) -> None:
         raise TornRead("the lease lapsed while it was loaded")
+
+    async def _finish(self, reading: Any, stop: Any) -> Any:
+        self.under_way += 1
+        self.begun.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        try:
+            return finish(reading, stop)
+        finally:
+            self.under_way -= 1
+
+
+class Counted:
+    """A registry whose messages are noted."""
+
+    def __init__(self, registry: WeightRegistry) -> None:
+        self._registry, self.messages = registry, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.messages.append(name)
+        return getattr(self._registry, name)
+
+    def taken(self) -> list[str]:
+        """The messages since the last look."""
+        taken, self.messages = self.messages, []
+        return taken
 
 
 class Replica:
     """An agent with what it needs. `publish(n)` publishes version n, whose weights are [n, n]."""
 
-    def __init__(self, store: MemoryStore | None = None, torn: int = 0, late: bool = False, **options: Any):
-        self.store, self.registry, self.engine = store or MemoryStore(), LocalRegistry(), NotedEngine()
-        puller = Puller(self.store, self.registry, "rollout/0", 5.0)
-        self.puller = TornPuller(puller, torn, late=late)
+    def __init__(self, registry: WeightRegistry | None = None, **options: Any) -> None:
+        self.store, self.registry, self.engine = MemoryStore(), registry or WeightRegistry(), NotedEngine()
+        self.sent = Counted(self.registry)
+        self.puller = TornPuller(self.store, self.sent, "rollout/0", TTL)
         self.agent = UpdateAgent(
-            self.registry,
+            self.sent,  # type: ignore[arg-type]
             self.puller,
             self.engine,
-            UpdateOptions(**({"poll_interval": 0.02, "drain_timeout": 0.0} | options)),
+            UpdateOptions(**({"poll_interval": 1.0, "drain_timeout": 0.0} | options)),
             replica="rollout/0",
         )
 
@@ -95,13 +130,6 @@ class Replica:
 
     async def serves(self, n: int) -> None:
         assert await self.registry.wait_serving(["rollout/0"], version(n), 10)
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(scenario(), 30)
-
-    asyncio.run(main())
 
 
 @asynccontextmanager
@@ -118,7 +146,7 @@ def test_a_replica_follows_what_is_published() -> None:
     async def scenario() -> None:
         one = Replica(pause_mode="keep", drain_timeout=2.5)
         async with running(one.agent):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(60)
             assert one.agent.version is None
             for n in (3, 4):
                 await one.publish(n)
@@ -132,10 +160,7 @@ def test_a_replica_follows_what_is_published() -> None:
             "resume",
         ]
         assert one.agent.version == version(4)
-        stats = one.agent.stats
-        assert (stats.loads, stats.torn_reads) == (2, 0)
-        assert stats.pull_seconds >= stats.last_pull > 0
-        assert stats.update_seconds >= stats.last_update > 0
+        assert (one.agent.stats.loads, one.agent.stats.torn_reads) == (2, 0)
 
     run(scenario)
 
@@ -148,7 +173,7 @@ def test_the_first_version_loads_at_once_and_later_ones_when_the_lag_is_reached(
             await one.serves(0)
             for n in (1, 2):
                 await one.publish(n)
-                await asyncio.sleep(0.06)
+                await asyncio.sleep(60)
             assert one.engine.loads == ["load 0.0"]
             await one.publish(3)
             await one.serves(3)
@@ -163,17 +188,17 @@ def test_who_waits_for_a_version_gets_it_below_the_lag() -> None:
         async with running(one.agent):
             await one.publish(0)
             await one.agent.wait_for_version(version(0), 5)
-            waiting = asyncio.create_task(one.agent.wait_for_version(version(2), 5))
+            waiting = asyncio.create_task(one.agent.wait_for_version(version(2), 100))
             await one.publish(1)
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(60)
             assert not waiting.done()
             await one.publish(2)
             await waiting
             await one.agent.wait_for_version(version(1), 5)
             with pytest.raises(
-                TimeoutError, match=r"rollout/0 waited 0\.1 s for weights 0\.9; it serves 0\.2"
+                TimeoutError, match=r"rollout/0 waited 7\.5 s for weights 0\.9; it serves 0\.2"
             ):
-                await one.agent.wait_for_version(version(9), 0.1)
+                await one.agent.wait_for_version(version(9), 7.5)
         assert one.engine.loads == ["load 0.0", "load 0.2"]
         assert await one.registry.serving() == {"rollout/0": version(2)}
 
@@ -187,11 +212,11 @@ def test_a_version_that_the_trainer_waits_for_loads_below_the_lag() -> None:
             await one.publish(0)
             await one.serves(0)
             await one.publish(1)
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(60)
             assert one.engine.loads == ["load 0.0"]
             await one.serves(1)  # as validation does
             await one.publish(2)
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(60)
         assert one.engine.loads == ["load 0.0", "load 0.1"]
 
     run(scenario)
@@ -200,13 +225,13 @@ def test_a_version_that_the_trainer_waits_for_loads_below_the_lag() -> None:
 def test_the_trainer_may_drive_it_version_by_version() -> None:
     async def scenario() -> None:
         one = Replica(min_version_lag=4)
-        with pytest.raises(ValueError, match=r"cannot load weights 0\.0, the newest are none"):
+        with pytest.raises(ValueError, match=r"rollout/0 cannot have weights 0\.0 or newer; ready: none"):
             await one.agent.load(version(0))
         for n in (0, 1):
             await one.publish(n)
             await asyncio.gather(one.agent.load(version(n)), one.agent.load(version(n)))
         await one.agent.load(version(0))
-        with pytest.raises(ValueError, match=r"cannot load weights 0\.5, the newest are 0\.1"):
+        with pytest.raises(ValueError, match=r"cannot have weights 0\.5 or newer; ready: 0\.0, 0\.1"):
             await one.agent.load(version(5))
         assert one.engine.loads == ["load 0.0", "load 0.1"]
 
@@ -215,16 +240,120 @@ def test_the_trainer_may_drive_it_version_by_version() -> None:
 
 def test_it_reads_while_the_engine_generates_and_pauses_only_to_load() -> None:
     async def scenario() -> None:
-        store = SlowStore()
-        one = Replica(store)
+        one = Replica()
+        one.puller.gate = asyncio.Event()
         async with running(one.agent):
             await one.publish(0)
-            await asyncio.to_thread(store.begun.wait, 10)
-            await asyncio.sleep(0.05)
+            await one.puller.begun.wait()
+            await asyncio.sleep(60)
             assert one.engine.said == []
-            store.go_on.set()
+            one.puller.gate.set()
             await one.serves(0)
         assert one.engine.said == ["pause abort 0", "load 0.0", "resume"]
+        assert one.agent.stats.last_pull == one.agent.stats.pull_seconds == pytest.approx(60)
+        assert one.agent.stats.update_seconds == 0
+
+    run(scenario)
+
+
+def test_a_load_is_three_messages_to_the_registry_and_renewals() -> None:
+    async def scenario() -> None:
+        one = Replica()
+        for n in (0, 1):
+            await one.publish(n)
+            await one.agent.load(version(n))
+            assert one.sent.taken() == ["acquire", "validate", "loaded"]
+            await asyncio.gather(one.agent.load(version(n)), one.agent.load(version(0)))
+            assert one.sent.taken() == [], "it is served already"
+
+        async def long() -> None:
+            await asyncio.sleep(3 * TTL)
+
+        one.engine.on_load = long
+        async with running(one.agent):
+            await asyncio.sleep(1.5)
+            assert set(one.sent.taken()) == {"wait_newer"}
+            await one.publish(2)
+            await asyncio.sleep(3.1 * TTL)
+        sent = one.sent.taken()
+        loading = [name for name in sent if name not in ("wait_newer", "renew")]
+        assert loading == ["acquire", "validate", "loaded"]
+        assert sent.count("renew") == 8, "every third of the lease, and none after its end"
+        assert sent.count("wait_newer") <= 2, "none while it loads, one each poll_interval else"
+        assert await one.registry.serving() == {"rollout/0": version(2)}
+        assert (await one.registry.state()).lapsed == 0
+
+    run(scenario)
+
+
+def test_a_lease_that_lapses_in_a_load_is_not_served_and_the_load_is_made_again() -> None:
+    class Refusing(WeightRegistry):
+        """Takes no renewals at first, as if they came too late."""
+
+        refuses = True
+
+        async def renew(self, lease_id: str) -> None:
+            if self.refuses:
+                raise LeaseExpired(lease_id)
+            await super().renew(lease_id)
+
+    async def scenario() -> None:
+        registry = Refusing()
+        one = Replica(registry)
+
+        async def long() -> None:
+            assert await registry.serving() == {}
+            await asyncio.sleep(TTL)
+            registry.refuses, one.engine.on_load = False, None
+
+        one.engine.on_load = long
+        await one.publish(0)
+        await one.agent.load(version(0))
+        assert one.engine.said == ["pause abort 0", "load 0.0", "load 0.0", "resume"]
+        assert one.agent.stats.torn_reads == 1
+        assert one.agent.stats.update_seconds == pytest.approx(TTL)
+        assert await registry.serving() == {"rollout/0": version(0)}
+        assert await registry.holders(version(0)) == ()
+
+    run(scenario)
+
+
+def test_a_registry_that_cannot_verify_a_load_ends_the_engine() -> None:
+    class Silent(WeightRegistry):
+        async def loaded(self, lease_id: str, replica: str) -> bool:
+            raise NeoProtoError("the registry did not answer")
+
+    async def scenario() -> None:
+        one = Replica(Silent())
+        await one.publish(0)
+        with pytest.raises(NeoProtoError, match="did not answer"):
+            await one.agent.load(version(0))
+        assert one.engine.said == ["pause abort 0", "load 0.0", "fail", "resume"]
+        assert await one.registry.serving() == {}
+        assert await one.registry.holders(version(0)) == (), "the lease is released all the same"
+
+    run(scenario)
+
+
+def test_a_version_that_is_retired_before_it_is_leased_is_no_failure() -> None:
+    class Retiring(WeightRegistry):
+        """Retires what is there as somebody asks for a lease on it, once."""
+
+        async def acquire(self, holder: str, *args: Any, **kwargs: Any) -> Any:
+            if (latest := await self.latest()) is not None and latest.version == version(0):
+                await self.retire(latest.version)
+            return await super().acquire(holder, *args, **kwargs)
+
+    async def scenario() -> None:
+        one = Replica(Retiring())
+        await one.publish(0)
+        async with running(one.agent) as task:
+            await asyncio.sleep(60)
+            assert not task.done()
+            assert one.engine.said == []
+            await one.publish(1)
+            await one.serves(1)
+        assert one.engine.loads == ["load 0.1"]
 
     run(scenario)
 
@@ -237,7 +366,7 @@ def test_versions_never_go_backwards() -> None:
         await one.agent.load(version(2))
         await one.registry.retire(version(2))
         async with running(one.agent):
-            await asyncio.sleep(0.08)
+            await asyncio.sleep(60)
             await one.agent.load(version(1))
         assert one.engine.loads == ["load 0.2"]
 
@@ -246,7 +375,8 @@ def test_versions_never_go_backwards() -> None:
 
 def test_a_torn_read_is_made_again_and_counted() -> None:
     async def scenario() -> None:
-        one = Replica(torn=2)
+        one = Replica()
+        one.puller.torn = 2
         await one.publish(0)
         await one.agent.load(version(0))
         assert one.engine.said == ["pause abort 0", "load 0.0", "resume"]
@@ -257,7 +387,8 @@ def test_a_torn_read_is_made_again_and_counted() -> None:
 
 def test_weights_whose_lease_lapsed_in_the_load_are_loaded_again_before_the_engine_goes_on() -> None:
     async def scenario() -> None:
-        one = Replica(torn=1, late=True)
+        one = Replica()
+        one.puller.torn, one.puller.late = 1, True
         await one.publish(0)
         await one.agent.load(version(0))
         assert one.engine.said == ["pause abort 0", "load 0.0", "load 0.0", "resume"]
@@ -266,10 +397,31 @@ def test_weights_whose_lease_lapsed_in_the_load_are_loaded_again_before_the_engi
     run(scenario)
 
 
+def test_an_engine_with_unverified_weights_takes_older_ones_where_only_those_are_left() -> None:
+    async def scenario() -> None:
+        one = Replica()
+        await one.publish(0)
+        await one.agent.load(version(0))
+        await one.publish(1)
+        one.puller.torn, one.puller.late = 1, True
+
+        async def retired() -> None:
+            await one.registry.retire(version(1))
+            one.engine.on_load = None
+
+        one.engine.on_load = retired
+        await one.agent.load(version(1))
+        assert one.engine.loads == ["load 0.0", "load 0.1", "load 0.0"]
+        assert await one.registry.serving() == {"rollout/0": version(0)}
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_reads_torn_again_and_again_end_the_agent_and_never_serve(late: bool) -> None:
     async def scenario() -> None:
-        one = Replica(torn=MOST_TORN_READS, late=late)
+        one = Replica()
+        one.puller.torn, one.puller.late = MOST_TORN_READS, late
         await one.publish(0)
         with pytest.raises(TornRead, match=f"gave up after {MOST_TORN_READS} torn reads"):
             await one.agent.run()
@@ -289,7 +441,7 @@ def test_a_load_that_fails_ends_the_agent_for_everybody() -> None:
     async def scenario() -> None:
         one = Replica()
         async with running(one.agent) as task:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(60)
             one.engine.on_load = broken
             await one.publish(0)
             with pytest.raises(RolloutError, match="out of memory"):
@@ -335,19 +487,19 @@ def test_weights_of_another_model_are_refused_before_the_pause() -> None:
 
 def test_cancelled_while_it_reads_it_releases_the_lease_once_the_read_has_stopped() -> None:
     async def scenario() -> None:
-        store = SlowStore()
-        one = Replica(store)
+        one = Replica()
+        one.puller.gate = asyncio.Event()
         await one.publish(0)
         task = asyncio.create_task(one.agent.run())
-        await asyncio.to_thread(store.begun.wait, 10)
+        await one.puller.begun.wait()
         task.cancel()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(60)
         assert not task.done()
         assert len(await one.registry.holders(version(0))) == 1
-        store.go_on.set()
+        one.puller.gate.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert store.under_way == 0
+        assert one.puller.under_way == 0
         assert await one.registry.holders(version(0)) == ()
         assert one.engine.said == []
 
@@ -368,7 +520,7 @@ def test_cancelled_while_it_loads_it_ends_the_load_and_the_engine_goes_on() -> N
         task = asyncio.create_task(one.agent.run())
         await begun.wait()
         task.cancel()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(60)
         assert len(await one.registry.holders(version(0))) == 1
         go_on.set()
         with pytest.raises(asyncio.CancelledError):

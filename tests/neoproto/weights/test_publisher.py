@@ -4,7 +4,6 @@ import torch
 from neoproto.errors import KeyMissing, StoreFull, WeightsInUse
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, WeightOptions, WeightVersion
-from neoproto.weights.publisher import OwnRegistry
 from neoproto.weights.reading import Slice, WeightReader
 from neoproto.weights.registry import LeaseInfo
 from tests.neoproto.weights.host_store import FakeDTensor, HostStore, Mesh, Ranks, Shard
@@ -117,26 +116,20 @@ def test_nothing_to_publish_and_useless_buckets_are_refused():
         WeightOptions(bucket_bytes=0)
 
 
-class Registry(OwnRegistry):
-    """Notes what it is told; says who reads the versions in `read`."""
+class Registry:
+    """Notes what is announced and withdrawn; says who reads the versions in `read`."""
 
     def __init__(self):
-        super().__init__()
         self.told, self.read = [], set()
 
-    def publish(self, manifest):
-        super().publish(manifest)
-        self.told.append(("publish", manifest.version.n))
+    def announce(self, manifest):
+        self.told.append(("announce", manifest.version.n))
 
-    def retire(self, version):
-        super().retire(version)
-        self.told.append(("retire", version.n))
-
-    def wait_reclaimed(self, version, timeout):
-        self.told.append(("wait", version.n, timeout))
+    def withdraw(self, version, timeout):
+        self.told.append(("withdraw", version.n, timeout))
         if version.n in self.read:
             return (LeaseInfo(lease_id="1", holder="rollout/3", version=version, seconds_left=4.0),)
-        return super().wait_reclaimed(version, timeout)
+        return ()
 
 
 def test_the_oldest_version_makes_room_once_nobody_reads_it():
@@ -144,9 +137,9 @@ def test_the_oldest_version_makes_room_once_nobody_reads_it():
     publisher = Publisher(store, registry, WeightOptions(num_slots=2))
     kept = [publisher.publish(version(n), {"w": torch.full((2,), n)}, timeout=5) for n in range(4)]
     assert registry.told == [
-        *[("publish", 0), ("publish", 1)],
-        *[("retire", 0), ("wait", 0, 5), ("publish", 2)],
-        *[("retire", 1), ("wait", 1, 5), ("publish", 3)],
+        *[("announce", 0), ("announce", 1)],
+        *[("withdraw", 0, 5), ("announce", 2)],
+        *[("withdraw", 1, 5), ("announce", 3)],
     ]
     assert publisher.live == (version(2), version(3))
     assert set(store.keys()) == {ref.key for manifest in kept[2:] for ref in manifest.buckets}
@@ -226,7 +219,7 @@ def test_ranks_publish_their_own_shards_in_parallel_and_nobody_gathers(hosts, ma
     manifests = Ranks(3).run(publish)
     assert manifests[0] == manifests[1] == manifests[2]
     assert not any(gathered)
-    assert [told[0] for told in registry.told].count("publish") == 5
+    assert [told[0] for told in registry.told].count("announce") == 5
     found = WeightReader(stores[0]).read(manifests[0])
     for name, expected in whole_tensors(4).items():
         assert torch.equal(found[name], expected), name
@@ -248,7 +241,7 @@ def break_at(when, publisher, registry, tensors):
     transport = publisher._transport
     match when:
         case "room":
-            registry.wait_reclaimed = boom
+            registry.withdraw = boom
         case "reserve":
             transport.create = boom
         case "open":
@@ -258,7 +251,7 @@ def break_at(when, publisher, registry, tensors):
         case "commit":
             transport._in_place._client.publish = boom
         case "announce":
-            registry.publish = boom
+            registry.announce = boom
 
 
 @pytest.mark.parametrize(

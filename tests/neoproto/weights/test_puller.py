@@ -6,10 +6,12 @@ import torch
 
 from neoproto.errors import KeyMissing, LeaseExpired, TornRead, WeightMismatch
 from neoproto.store import MemoryStore
-from neoproto.weights import LocalRegistry, Publisher, Puller
+from neoproto.weights import Publisher, Puller, WeightRegistry
+from neoproto.weights.reading import finish
 from tests.neoproto.weights.manifests import version
+from tests.virtual_time import run as run_virtual
 
-TTL = 0.3
+TTL = 30.0
 
 
 class SlowStore(MemoryStore):
@@ -41,7 +43,7 @@ def run(scenario):
 
 def test_a_version_is_read_under_a_lease_that_ends_with_the_block():
     async def scenario():
-        registry, store = LocalRegistry(), MemoryStore()
+        registry, store = WeightRegistry(), MemoryStore()
         manifest = await published(registry, store)
         puller = Puller(store, registry, "r0")
         async with puller.pull() as pulled:
@@ -63,17 +65,57 @@ def test_a_version_is_read_under_a_lease_that_ends_with_the_block():
 
 def test_the_lease_is_kept_as_long_as_the_block_lasts():
     async def scenario():
-        registry, store = LocalRegistry(), MemoryStore()
+        registry, store = WeightRegistry(), MemoryStore()
         await published(registry, store)
         async with Puller(store, registry, "r0", TTL).pull() as pulled:
-            await asyncio.sleep(2.5 * TTL)
+            await asyncio.sleep(100 * TTL)
             await pulled.check()
         assert (await registry.state()).lapsed == 0
 
-    run(scenario)
+    run_virtual(scenario)
 
 
-class Refusing(LocalRegistry):
+def test_a_loaded_version_is_reported_once_and_its_lease_is_not_released_again():
+    async def scenario():
+        class Noting(WeightRegistry):
+            async def release(self, lease_id):
+                pytest.fail("released")
+
+        registry, store = Noting(), MemoryStore()
+        await published(registry, store)
+        async with Puller(store, registry, "r0", TTL).pull() as pulled:
+            await pulled.loaded("replica 0")
+            assert await registry.serving() == {"replica 0": version(0)}
+            assert await registry.holders(version(0)) == ()
+            await asyncio.sleep(100 * TTL)  # a renewal would be refused
+            with pytest.raises(TornRead):
+                await pulled.check()
+
+    run_virtual(scenario)
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_what_was_loaded_under_a_lapsed_lease_is_a_torn_read(renewed):
+    async def scenario():
+        registry, store = (WeightRegistry if renewed else Refusing)(), MemoryStore()
+        await published(registry, store)
+
+        async def load():
+            async with Puller(store, registry, "r0", TTL).pull() as pulled:
+                if renewed:
+                    await registry.forget_replica("r0")
+                else:
+                    await asyncio.sleep(1.5 * TTL)
+                await pulled.loaded("r0")
+
+        with pytest.raises(TornRead, match=r"the lease of r0 on weights 0\.0 lapsed, 30\.0 s after"):
+            await load()
+        assert await registry.serving() == {}
+
+    run_virtual(scenario)
+
+
+class Refusing(WeightRegistry):
     """Takes no renewals, as if they came too late."""
 
     async def renew(self, lease_id):
@@ -82,54 +124,53 @@ class Refusing(LocalRegistry):
 
 def test_a_lease_that_lapses_during_the_read_or_the_use_is_a_torn_read():
     async def scenario():
-        registry, store = Refusing(), SlowStore()
+        registry, store = Refusing(), MemoryStore()
         await published(registry, store)
-        puller = Puller(store, registry, "r0", TTL)
 
-        async def let_lapse():
-            await asyncio.to_thread(store.begun.wait)
-            await asyncio.sleep(1.5 * TTL)
-            store.go_on.set()
+        class Slow(Puller):
+            seconds = 1.5 * TTL
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(let_lapse())
-            with pytest.raises(TornRead, match=r"the lease of r0 on weights 0\.0 lapsed"):
-                async with puller.pull():
-                    pytest.fail("handed over")
+            async def _finish(self, reading, stop):
+                await asyncio.sleep(self.seconds)
+                return finish(reading, stop)
+
+        puller = Slow(store, registry, "r0", TTL)
+        with pytest.raises(TornRead, match=r"the lease of r0 on weights 0\.0 lapsed"):
+            async with puller.pull():
+                pytest.fail("handed over")
+        puller.seconds = 0
         async with puller.pull() as pulled:
             await asyncio.sleep(1.5 * TTL)
             with pytest.raises(TornRead):
                 await pulled.check()
 
-    run(scenario)
+    run_virtual(scenario)
 
 
 def test_bytes_that_went_because_the_lease_lapsed_are_a_torn_read_too():
     async def scenario():
-        registry, store = Refusing(), SlowStore()
+        registry, store = Refusing(), MemoryStore()
         manifest = await published(registry, store)
 
-        async def take_away():
-            await asyncio.to_thread(store.begun.wait)
-            await registry.retire(version(0))
-            assert await registry.wait_reclaimed(version(0), 10) == ()
-            store.delete_batch(list(manifest.buckets))
-            store.go_on.set()
+        class TakenAway(Puller):
+            async def _finish(self, reading, stop):
+                await registry.retire(version(0))
+                assert await registry.wait_reclaimed(version(0), 2 * TTL) == ()
+                store.delete_batch(list(manifest.buckets))
+                return finish(reading, stop)
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(take_away())
-            with pytest.raises(TornRead):
-                async with Puller(store, registry, "r0", TTL).pull():
-                    pytest.fail("handed over")
+        with pytest.raises(TornRead):
+            async with TakenAway(store, registry, "r0", TTL).pull():
+                pytest.fail("handed over")
 
-    run(scenario)
+    run_virtual(scenario)
 
 
 def test_a_cancelled_pull_stops_reading_and_then_releases():
     async def scenario():
         store, under_way = SlowStore(), []
 
-        class Noting(LocalRegistry):
+        class Noting(WeightRegistry):
             async def release(self, lease_id):
                 under_way.append(store.under_way)
                 return await super().release(lease_id)
@@ -150,7 +191,8 @@ def test_a_cancelled_pull_stops_reading_and_then_releases():
         await asyncio.to_thread(store.begun.wait)
         for _ in range(2):
             pulling.cancel()
-            await asyncio.sleep(0.02)
+            for _ in range(20):  # turns enough for it to end, if it did not wait for the thread
+                await asyncio.sleep(0)
         assert not pulling.done()
         assert len(await registry.holders(version(0))) == 1
         store.go_on.set()
@@ -164,7 +206,7 @@ def test_a_cancelled_pull_stops_reading_and_then_releases():
 
 def test_a_failure_in_the_block_releases_and_is_not_replaced_by_that_of_the_release():
     async def scenario():
-        class Broken(LocalRegistry):
+        class Broken(WeightRegistry):
             async def release(self, lease_id):
                 await super().release(lease_id)
                 raise LeaseExpired("cannot be told")
@@ -185,7 +227,7 @@ def test_a_failure_in_the_block_releases_and_is_not_replaced_by_that_of_the_rele
 
 def test_a_version_with_another_layout_is_refused_and_names_what_differs():
     async def scenario():
-        registry, store = LocalRegistry(), MemoryStore()
+        registry, store = WeightRegistry(), MemoryStore()
         await published(registry, store, a=torch.zeros(2), b=torch.zeros(3))
         await published(registry, store, 1, a=torch.zeros(2), b=torch.zeros(4))
         puller = Puller(store, registry, "r0")

@@ -25,8 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from neoproto.errors import KeyMissing, NeoProtoError, StoreFull, TornRead, WeightsInUse
 from neoproto.store import MemoryStore
-from neoproto.weights import LocalRegistry, Publisher, Puller, WeightOptions, WeightVersion
+from neoproto.weights import Publisher, Puller, WeightOptions, WeightRegistry, WeightVersion
 from neoproto.weights.registry import VersionState
+from tests.neoproto.weights.manifests import AtOnce
 
 SCHEDULES = int(os.environ.get("NEOPROTO_SCHEDULES", "300"))
 TTL = 9.0
@@ -91,7 +92,7 @@ class SlotStore(MemoryStore):
 class Access:
     """The publisher's access to the registry, and each replica's: one that can be stuck, or gone."""
 
-    def __init__(self, registry: LocalRegistry) -> None:
+    def __init__(self, registry: WeightRegistry) -> None:
         self._registry = registry
         self.crashed = False
         self.running = asyncio.Event()
@@ -109,24 +110,22 @@ class Access:
         return call
 
 
-class Blocking:
-    """Without waiting: a lease that lives is in the way."""
-
-    def __init__(self, registry: LocalRegistry) -> None:
-        self._rules = registry._rules
+class Announcing:
+    """A publisher's access. It waits for nothing: a lease that lives is in the way."""
 
     broken = False
 
-    def publish(self, manifest: Any) -> None:
+    def __init__(self, registry: WeightRegistry) -> None:
+        self._registry = AtOnce(registry)
+
+    def announce(self, manifest: Any) -> None:
         if self.broken:
             raise LookupError("the registry does not answer")
-        self._rules.publish(manifest)
+        self._registry.publish(manifest)
 
-    def retire(self, version: WeightVersion) -> None:
-        self._rules.retire(version)
-
-    def wait_reclaimed(self, version: WeightVersion, timeout: float) -> Any:
-        return () if self._rules.reclaim(version) else self._rules.holders(version)
+    def withdraw(self, version: WeightVersion, timeout: float) -> Any:
+        self._registry.retire(version)
+        return self._registry.wait_reclaimed(version, 0)
 
 
 class StepwisePuller(Puller):
@@ -146,25 +145,34 @@ class StepwisePuller(Puller):
 
 
 class Replica:
-    """Pulls once, uses what it got for a while, and checks what it was handed against what it should be."""
+    """Pulls once, uses what it got for a while, and compares what it was handed with what it should be.
 
-    def __init__(self, store: SlotStore, registry: LocalRegistry, name: str) -> None:
-        self.access = Access(registry)
+    Half of them load it, as update agents do: what was copied while the lease lived is served, once `loaded`
+    says so, although the slot may be written again by then.
+    """
+
+    def __init__(self, store: SlotStore, registry: WeightRegistry, name: str, loads: bool) -> None:
+        self.access, self.name, self.loads = Access(registry), name, loads
         self.puller = StepwisePuller(store, self.access, name, TTL)
         self.puller.gate = asyncio.Semaphore(0)
         self.use_on = asyncio.Event()
-        self.handed_over = 0
-        self.torn = 0
+        self.handed_over = self.torn = self.loaded = 0
         self.task = LOOP.create_task(self.run())
 
     async def run(self) -> None:
         try:
             async with self.puller.pull() as pulled:
-                self.compare(pulled)
+                self.compare(pulled.version, pulled.tensors)
                 self.handed_over += 1
                 await self.use_on.wait()
-                await pulled.check()
-                self.compare(pulled)
+                if self.loads:
+                    engine = {name: tensor.clone() for name, tensor in pulled.tensors.items()}
+                    await pulled.loaded(self.name)
+                    self.compare(pulled.version, engine)
+                    self.loaded += 1
+                else:
+                    await pulled.check()
+                    self.compare(pulled.version, pulled.tensors)
         except TornRead:
             self.torn += 1
         except KeyMissing:
@@ -172,10 +180,9 @@ class Replica:
         except NeoProtoError:
             assert self.access.crashed
 
-    def compare(self, pulled: Any) -> None:
-        n = pulled.version.n
-        found = {name: tensor.unique().tolist() for name, tensor in pulled.tensors.items()}
-        assert found == {name: [n] for name in NAMES}, f"a torn read of {n} was handed over: {found}"
+    def compare(self, version: WeightVersion, tensors: dict[str, torch.Tensor]) -> None:
+        found = {name: tensor.unique().tolist() for name, tensor in tensors.items()}
+        assert found == {name: [version.n] for name in NAMES}, f"a torn read of {version}: {found}"
 
 
 class Schedules(RuleBasedStateMachine):
@@ -184,19 +191,19 @@ class Schedules(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         asyncio.set_event_loop(LOOP)
-        self.registry = LocalRegistry(LOOP.time)
+        self.registry = WeightRegistry(LOOP.time)
         self.store = SlotStore()
         self.store.deleted = self.nobody_reads
-        self.announcing = Blocking(self.registry)
+        self.announcing, self.look = Announcing(self.registry), AtOnce(self.registry)
         options = WeightOptions(num_slots=2, bucket_bytes=64)
         self.publisher = Publisher(self.store, self.announcing, options)
         self.replicas: list[Replica] = []
-        self.n = 0
+        self.n = self.pulls = 0
         self.counts: Counter[str] = Counter()
 
     def nobody_reads(self, keys: Any) -> None:
         """No bytes go while a lease on their version lives."""
-        for held in self.registry._rules._leases.values():
+        for held in self.registry._leases.values():
             alive = held.until > LOOP.now
             assert not (alive and any(f"/{held.version}/" in key for key in keys))
 
@@ -211,7 +218,7 @@ class Schedules(RuleBasedStateMachine):
             # What finds no room, or is not announced, changes nothing else; the next publish may succeed.
             try:
                 self.publisher.publish(WeightVersion(epoch=0, n=self.n), tensors)
-                assert self.registry._rules.latest().version.n == self.n
+                assert self.look.latest().version.n == self.n
             except WeightsInUse:
                 self.counts["in use"] += 1
             except (StoreFull, LookupError):
@@ -222,7 +229,9 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: len(self.replicas) < 3)
     @rule()
     def pull(self) -> None:
-        self.replicas.append(Replica(self.store, self.registry, f"r{len(self.replicas)}"))
+        self.pulls += 1
+        replica = Replica(self.store, self.registry, f"r{self.pulls}", loads=self.pulls % 2 == 0)
+        self.replicas.append(replica)
         LOOP.turns()
 
     @precondition(lambda self: self.replicas)
@@ -294,12 +303,16 @@ class Schedules(RuleBasedStateMachine):
             self.replicas.remove(replica)
             self.counts["handed over"] += replica.handed_over
             self.counts["torn"] += replica.torn
+            self.counts["loaded"] += replica.loaded
+            served = self.look.serving().get(replica.name)
+            assert (served is not None) >= (replica.loaded > 0), "loaded, and not reported"
+            assert served is None or not replica.torn, "a torn load is reported as served"
             if not replica.task.cancelled():
                 replica.task.result()
 
     @invariant()
     def slots_are_bounded_and_versions_are_there(self) -> None:
-        state = self.registry._rules.state()
+        state = self.look.state()
         assert len(state.versions) <= 2
         assert self.store.made <= 2 * len(NAMES)
         ready = {one.version for one in state.versions if one.state is VersionState.READY}
@@ -311,10 +324,10 @@ class Schedules(RuleBasedStateMachine):
         LOOP.now += 2 * TTL
         for version in self.publisher.live:
             self.publisher.retire(version, timeout=0)
-        state = self.registry._rules.state()
+        state = self.look.state()
         self.counts["lapsed"] += state.lapsed
         assert state.versions == ()
-        assert self.registry._rules._leases == {}, "a lease leaked"
+        assert self.registry._leases == {}, "a lease leaked"
         assert len(self.store.free) == self.store.made, "a slot leaked"
         self.store.close()
 
@@ -369,4 +382,6 @@ def test_many_schedules(capsys):
             raise
     with capsys.disabled():
         print(f"\n{SCHEDULES} schedules: {dict(COUNTS)}")
-    assert all(COUNTS[name] for name in ("handed over", "torn", "in use", "full", "unannounced", "lapsed"))
+    assert all(
+        COUNTS[name] for name in ("handed over", "loaded", "torn", "in use", "full", "unannounced", "lapsed")
+    )

@@ -5,7 +5,7 @@ import torch
 
 from neoproto.errors import StoreError
 from neoproto.store import MemoryStore
-from neoproto.weights import LocalRegistry, Publisher, Puller, WeightOptions
+from neoproto.weights import Publisher, Puller, WeightOptions, WeightRegistry
 from neoproto.weights.reading import Slice, WeightReader
 from neoproto.weights.transport import StoreTransport, make_transport
 from tests.neoproto.weights.host_store import HostStore
@@ -62,7 +62,7 @@ def test_nixl_reads_the_publishers_memory_bit_for_bit():
     assert (len(transport._used), len(transport._free)) == (2 * len(manifest.buckets), 0)
 
     async def pull():
-        registry = LocalRegistry()
+        registry = WeightRegistry()
         await registry.publish(manifest)
         async with Puller(store, registry, "r0", transport=make_transport(store, "nixl")).pull() as pulled:
             assert torch.equal(pulled.tensors["w0"], expected["w0"])

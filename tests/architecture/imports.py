@@ -35,7 +35,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto.user_code": _layers("errors", "files", "neighbours", "text"),
     "neoproto.tables": _layers("text"),
     "neoproto.rollout": _layers("choices", "data"),
-    "neoproto.config": _layers("errors", "text", "choices", "algorithms", "rollout"),
+    "neoproto.rewards": _layers("choices", "text", "data"),
+    "neoproto.config": _layers("errors", "text", "choices", "algorithms", "rollout", "rewards"),
     "neoproto.engines": _layers("errors"),
     "neoproto.store": _layers("engines", "errors"),
     "neoproto.data": _layers("errors", "files", "text", "store", "tables"),
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "user_code",
         "algorithms",
         "rollout",
+        "rewards",
         "data",
         "store",
         "weights",
@@ -93,6 +95,8 @@ NOT_IN: dict[str, frozenset[str]] = {
     "neoproto.files": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.text": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.config": frozenset({"torch", "transformers", "numpy", "pyarrow", "reasoning_gym"}),
+    "neoproto.rewards": frozenset({"torch", "transformers", "numpy"}),
+    "neoproto.rollout": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.stack": frozenset({"torch", "transformers"}),
 }
 

@@ -10,8 +10,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from actors.reward.builtin import Score, number_text
 from neoproto.packages import users_first
+from neoproto.rewards.ground_truth import number_text
+from neoproto.rewards.score import Score
 from neoproto.text import shown
 from neoproto.user_code import load_function
 

@@ -11,23 +11,18 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from decimal import Decimal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from actors.reward.builtin import RowError, Score, number_text, reasoning_gym_score
 from actors.reward.function import NotAScore, load_reward_function, to_score
-from actors.reward.judge_pool import TAKEN, Failure, JudgeSpec, Question, Verdict, read_frame, write_frame
+from actors.reward.judge_pool import CUSTOM, TAKEN, JudgeSpec, read_frame, write_frame
 from neoproto.errors import ConfigError
 from neoproto.packages import users_first
+from neoproto.rewards.builtin import REWARDS
+from neoproto.rewards.score import Failure, Question, Score, Verdict
 from neoproto.user_code import end_fork, error_place
 
-_MATH_LIMIT_S = 3
-"""For parsing, and again for comparing: math-verify's own limits, which are signals."""
-_VOTE_LIMIT_S = 1
-_MATH_DIGITS = 6
-"""To which math-verify compares values, see its `verify`."""
 _CPU_GRACE_S = 3
 
 JudgeFn = Callable[[Question], Verdict]
@@ -39,15 +34,12 @@ def load_judge(spec: JudgeSpec) -> JudgeFn:
     Raises:
         ConfigError: the user's function cannot be loaded.
     """
-    if spec.kind == "custom":
+    if spec.kind == CUSTOM:
         function = load_reward_function(spec.path, spec.name)
         return lambda question: judge_custom(function, question)
-    if spec.kind == "reasoning_gym":
-        import reasoning_gym.factory  # noqa: F401 — seconds, which the first answer should not pay
-
-        return judge_reasoning_gym
-    judge_math(Question(data_source="", solution="1", ground_truth="1", extra_info={}))
-    return judge_math
+    reward = REWARDS[spec.kind]
+    reward.prepare()
+    return reward.verdict
 
 
 def judge_custom(function: Callable[..., Any], question: Question) -> Verdict:
@@ -69,68 +61,6 @@ def judge_custom(function: Callable[..., Any], question: Question) -> Verdict:
 
 async def awaited(value: Awaitable[Any]) -> Any:
     return await value
-
-
-def judge_reasoning_gym(question: Question) -> Verdict:
-    """The task's own verifier; rows that it cannot judge are the input's fault."""
-    try:
-        return reasoning_gym_score(
-            question.solution, question.ground_truth, question.data_source, question.extra_info
-        )
-    except RowError as error:
-        return Failure(kind="input", text=str(error))
-
-
-def judge_math(question: Question) -> Verdict:
-    """1 if the answer is mathematically equal to the ground truth, else 0."""
-    from math_verify import parse, verify
-    from math_verify.errors import TimeoutException
-
-    try:
-        gold = parse(str(question.ground_truth), parsing_timeout=_MATH_LIMIT_S)
-        if not gold:
-            text = f"math-verify finds no expression in the ground truth {question.ground_truth!r}"
-            return Failure(kind="input", text=text)
-        answer = parse(question.solution, parsing_timeout=_MATH_LIMIT_S)
-        right = float(verify(gold, answer, timeout_seconds=_MATH_LIMIT_S))
-        # Whatever is right is one answer, however it is written.
-        vote = math_vote(gold if right else answer) if question.vote else None
-        return Score(score=right, acc=right, vote=vote)
-    except TimeoutException:
-        return Failure(kind="timeout", text="math-verify gave up on it")
-    except (MemoryError, RecursionError) as error:
-        return Failure(kind="error", text=f"math-verify gave up on it: {type(error).__name__}")
-
-
-def math_vote(parsed: Sequence[Any]) -> str:
-    """What an answer that math-verify parsed counts as in a vote.
-
-    Equal texts are equal mathematics by its rules: values to six digits, "x = 5" as 5, "9%" as 9. Where
-    that takes too long, it is the expression as it was written; "" if there was none.
-    """
-    from math_verify.errors import TimeoutException
-    from math_verify.grader import get_pct_val, is_equation, take_last_relation
-    from math_verify.utils import timeout
-
-    def canonical(expression: Any) -> str:
-        if not hasattr(expression, "is_number"):  # words, a matrix
-            return str(expression).strip()
-        if is_equation(expression):
-            expression = take_last_relation(expression).rhs
-        whole = get_pct_val(expression)
-        value = whole if getattr(whole, "is_Integer", False) else expression.doit()
-        if not value.is_number:
-            value = value.simplify()
-            return str(value.cancel() if hasattr(value, "cancel") else value)
-        rounded = value if value.is_Integer else value.round(_MATH_DIGITS)
-        return number_text(Decimal(str(rounded))) if value.is_real else str(rounded)
-
-    if not parsed:
-        return ""
-    try:
-        return str(timeout(_VOTE_LIMIT_S)(canonical)(parsed[0]))
-    except (Exception, TimeoutException):  # noqa: BLE001 — whatever sympy makes of it
-        return str(parsed[-1]).strip() if isinstance(parsed[-1], str) else "an expression"
 
 
 def serve() -> None:

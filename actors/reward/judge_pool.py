@@ -31,11 +31,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from actors.reward.builtin import Score
 from actors.threads import in_thread
 from neoproto.errors import RewardError
+from neoproto.rewards.score import Failure, Question, Score, Verdict
 from neoproto.text import one_line
 
 HEADER = struct.Struct("<QQ")
@@ -65,7 +65,8 @@ _lifelines: set[int] = set()
 """Of the judges of this process. A process that a user's code forks here must not keep them alive."""
 os.register_at_fork(after_in_child=lambda: _let_go())
 
-JudgeKind = Literal["math_verify", "reasoning_gym", "custom"]
+CUSTOM = "custom"
+"""The kind of judge that is a function of the user's; the other kinds are built-in rewards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,49 +74,17 @@ class JudgeSpec:
     """What a child judges with.
 
     Attributes:
-        kind: a built-in, or the user's function.
+        kind: a built-in, or `CUSTOM`.
         path, name: file and name of the function, for `custom`.
         timeout_s: seconds of one answer; the child's CPU time of one answer is bounded a little above it.
         memory_bytes: bound on a child's address space; None is no bound.
     """
 
-    kind: JudgeKind
+    kind: str
     timeout_s: float
     path: str = ""
     name: str = ""
     memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One answer to judge; what reward functions are called with.
-
-    Attributes:
-        vote: its `Score.vote` is wanted too, which takes math-verify's judge longer.
-    """
-
-    data_source: str
-    solution: str
-    ground_truth: Any
-    extra_info: dict[str, Any]
-    vote: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """An answer without a score.
-
-    Attributes:
-        kind: `timeout`: no verdict in time. `error`: the judge raised, died or returned no score. `input`:
-            the row cannot be judged, whatever the answer.
-        text: what happened.
-    """
-
-    kind: Literal["timeout", "error", "input"]
-    text: str
-
-
-Verdict = Score | Failure
 
 
 class JudgePool:

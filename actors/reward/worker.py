@@ -19,28 +19,26 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from actors.reward.builtin import AUTO, RowError, Score, choose_built_in, exact_match, last_number
+from actors.reward.builtin import AUTO, choose_built_in
 from actors.reward.function import NotAScore, is_async, load_reward_function, to_score
-from actors.reward.judge_pool import Failure, JudgeKind, JudgePool, JudgeSpec, Question, Verdict
+from actors.reward.judge_pool import CUSTOM, JudgePool, JudgeSpec
 from actors.spread import SPREAD
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
 from neoproto.errors import ConfigError, RewardError
+from neoproto.rewards.builtin import REWARDS
+from neoproto.rewards.score import Failure, Question, Score, Verdict
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.user_code import end_fork, error_place
 
 log = logging.getLogger("neoproto.reward")
 
-INSTANT: Mapping[str, Callable[[str, Any], Score]] = {"exact_match": exact_match, "last_number": last_number}
-"""Built-ins that no answer keeps busy."""
-_MATH_S, _MATH_BYTES = 12.0, 2 << 30
-"""math-verify's own limits are three times 3 s."""
 _LONGEST_S = 86_400.0
 _ANSWER_S = 2.0
 """What of a call's time is kept back for the way."""
@@ -113,7 +111,7 @@ class Judge:
 
     def __init__(self, options: RewardOptions) -> None:
         self._options = options
-        self._pools: dict[JudgeKind, JudgePool] = {}
+        self._pools: dict[str, JudgePool] = {}
         self._function: Callable[..., Any] | None = None
         self.timeouts = self.errors = 0
         if options.custom_path is not None:
@@ -121,7 +119,7 @@ class Judge:
             if is_async(function):
                 self._function = function
             else:
-                self._pool("custom")
+                self._pool(CUSTOM)
 
     async def score(
         self, samples: Sequence[Sample], budget_s: float = math.inf, *, votes: bool = False
@@ -137,15 +135,15 @@ class Judge:
                 than `max_failed_share` of them. Names a sample.
         """
         verdicts: list[Verdict | None] = [None] * len(samples)
-        pooled: dict[JudgeKind, list[int]] = {}
+        pooled: dict[str, list[int]] = {}
         for place, sample in enumerate(samples):
             kind = self._kind(sample)
-            if kind is None:
-                verdicts[place] = self._judge_here(sample)
+            if kind != CUSTOM and REWARDS[kind].instant:
+                verdicts[place] = REWARDS[kind].verdict(question_of(sample, votes))
             else:
                 pooled.setdefault(kind, []).append(place)
 
-        async def judge_all(kind: JudgeKind, places: Sequence[int]) -> None:
+        async def judge_all(kind: str, places: Sequence[int]) -> None:
             chosen = [samples[place] for place in places]
             for place, verdict in zip(places, await self._judge(kind, chosen, budget_s, votes), strict=True):
                 verdicts[place] = verdict
@@ -163,41 +161,24 @@ class Judge:
         for pool in self._pools.values():
             pool.close()
 
-    def _kind(self, sample: Sample) -> JudgeKind | None:
-        """Who judges it; None is the caller, at once."""
+    def _kind(self, sample: Sample) -> str:
+        """Who judges it: a built-in, or `CUSTOM`."""
         if self._options.custom_path is not None:
-            return "custom"
+            return CUSTOM
         try:
-            chosen = choose_built_in(self._options.name, sample.style, sample.data_source)
+            return choose_built_in(self._options.name, sample.style, sample.data_source)
         except ConfigError as error:
             raise self._blame(sample, str(error)) from error
-        return None if chosen in INSTANT else cast("JudgeKind", chosen)
-
-    def _judge_here(self, sample: Sample) -> Verdict:
-        chosen = choose_built_in(self._options.name, sample.style, sample.data_source)
-        try:
-            return INSTANT[chosen](sample.solution, sample.ground_truth)
-        except RowError as error:
-            return Failure(kind="input", text=str(error))
 
     async def _judge(
-        self, kind: JudgeKind, samples: Sequence[Sample], budget_s: float, votes: bool
+        self, kind: str, samples: Sequence[Sample], budget_s: float, votes: bool
     ) -> Sequence[Verdict]:
-        if kind == "custom" and self._function is not None:
+        if kind == CUSTOM and self._function is not None:
             permits = asyncio.Semaphore(self._options.max_concurrency)
             until = time.monotonic() + budget_s
             calls = [self._call(self._function, sample, permits, until) for sample in samples]
             return await asyncio.gather(*calls)
-        questions = [
-            Question(
-                data_source=sample.data_source,
-                solution=sample.solution,
-                ground_truth=sample.ground_truth,
-                extra_info=dict(sample.extra_info),
-                vote=votes,
-            )
-            for sample in samples
-        ]
+        questions = [question_of(sample, votes) for sample in samples]
         return await self._pool(kind).judge(questions, min(budget_s, _LONGEST_S))
 
     async def _call(
@@ -247,15 +228,15 @@ class Judge:
             log.warning("scored 0: %s", error)
         return judged
 
-    def _pool(self, kind: JudgeKind) -> JudgePool:
+    def _pool(self, kind: str) -> JudgePool:
         if kind not in self._pools:
-            options = self._options
+            options, built_in = self._options, REWARDS.get(kind)
             spec = JudgeSpec(
                 kind=kind,
-                timeout_s=_MATH_S if kind == "math_verify" else options.timeout_s,
+                timeout_s=options.timeout_s if built_in is None else built_in.timeout_s or options.timeout_s,
                 path=options.custom_path or "",
                 name=options.custom_name,
-                memory_bytes=_MATH_BYTES if kind == "math_verify" else None,
+                memory_bytes=None if built_in is None else built_in.memory_bytes,
             )
             self._pools[kind] = JudgePool(spec, options.num_processes)
         return self._pools[kind]
@@ -341,6 +322,17 @@ class RewardWorker(Worker):
             "timeouts": float(self._judge.timeouts),
             "errors": float(self._judge.errors),
         }
+
+
+def question_of(sample: Sample, votes: bool) -> Question:
+    """What its judge is asked."""
+    return Question(
+        data_source=sample.data_source,
+        solution=sample.solution,
+        ground_truth=sample.ground_truth,
+        extra_info=dict(sample.extra_info),
+        vote=votes,
+    )
 
 
 async def _answer(function: Callable[..., Any], sample: Sample) -> Any:

@@ -10,14 +10,17 @@ from neoproto.algorithms.estimators import ESTIMATORS
 from neoproto.algorithms.names import KLName, RolloutISLevel
 from neoproto.config.base import Count, Fraction, NonNegative, Plain, Positive, Seconds, Section, Share
 from neoproto.config.verl import kl_name
+from neoproto.rewards.builtin import REWARDS
 
 CUSTOM = "custom"
 """The estimator that is a function of the user's."""
 
 if TYPE_CHECKING:
     EstimatorName = str
+    RewardName = str
 else:
     EstimatorName = Literal[(*ESTIMATORS, CUSTOM)]
+    RewardName = Literal[("auto", *REWARDS)]
 
 
 def _readers(option: str) -> str:
@@ -115,8 +118,11 @@ class RewardFunctionConfig(Section):
 class RewardConfig(Section):
     """How a response is scored, in processes beside the controller unless the topology has a reward model."""
 
-    name: Literal["auto", "exact_match", "last_number", "math_verify", "reasoning_gym"] = "auto"
-    """auto = by the row's data_source; the others are used for every row."""
+    name: RewardName = Field(
+        default="auto",
+        description="auto = by the row's style and data_source; the others are used for every row: "
+        f"{REWARDS.help}.",
+    )
     custom_reward_function: RewardFunctionConfig = RewardFunctionConfig()
     """Used for every row when it has a path."""
     timeout_s: Seconds = 10.0

@@ -61,6 +61,8 @@ NOT_IN: dict[str, frozenset[str]] = {
     "neoproto.files": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.text": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.config": frozenset({"torch", "transformers", "numpy", "pyarrow", "reasoning_gym"}),
+    "neoproto.rewards": frozenset({"torch", "transformers", "numpy"}),
+    "neoproto.rollout": frozenset({"torch", "transformers", "numpy"}),
     "neoproto.stack": frozenset({"torch", "transformers"}),
 }
 

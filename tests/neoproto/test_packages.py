@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.reward.builtin import Score
+from actors.reward.builtin import check_rows
 from actors.reward.function import load_reward_function
 from meshes.monarch.workers_job import WorkersJob
 from neoproto.errors import ConfigError
@@ -157,8 +157,10 @@ def test_a_users_file_that_imports_such_a_name_is_refused_though_ours_has_the_mo
 
 
 def test_a_users_file_may_import_ours_where_there_is_no_other(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from actors.reward.builtin import Score\ndef f(): return Score\n")
-    assert load_function(tmp_path / "mine.py", "f", field="x")() is Score
+    (tmp_path / "mine.py").write_text(
+        "from actors.reward.builtin import check_rows\ndef f(): return check_rows\n"
+    )
+    assert load_function(tmp_path / "mine.py", "f", field="x")() is check_rows
 
 
 @pytest.mark.parametrize("theirs", ["packages", "modules"], indirect=True)

@@ -89,8 +89,9 @@ def test_the_peer_reads_the_rows_that_ours_reads(scripts: SimpleNamespace, cours
 
 
 def test_both_sides_judge_alike(scripts: SimpleNamespace) -> None:
-    from actors.reward.builtin import exact_match
     from actors.reward.worker import decode
+    from neoproto.rewards.builtin import REWARDS
+    from neoproto.rewards.score import Question
 
     tokens = {1: "1", 2: "</s>", 3: " ", 4: "<pad>"}
     tokenizer = SimpleNamespace(
@@ -103,7 +104,9 @@ def test_both_sides_judge_alike(scripts: SimpleNamespace) -> None:
 
     padded = torch.tensor([ids + [0] * (width - len(ids)) for ids in answers])
     texts = decode(tokenizer, padded, torch.tensor([len(ids) for ids in answers]), {2})
-    assert theirs == [exact_match(text, "1").score for text in texts] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    asked = [Question(data_source="", solution=text, ground_truth="1", extra_info={}) for text in texts]
+    mine = [REWARDS["exact_match"].verdict(question).score for question in asked]
+    assert theirs == mine == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])

@@ -16,19 +16,10 @@ from typing import Any
 
 import pytest
 
-from actors.reward.builtin import Score
-from actors.reward.judge_pool import (
-    HEADER,
-    RUN_MARK,
-    Failure,
-    JudgeChild,
-    JudgePool,
-    JudgeSpec,
-    Question,
-    Verdict,
-)
+from actors.reward.judge_pool import HEADER, RUN_MARK, JudgeChild, JudgePool, JudgeSpec
 from meshes.common import guardian
 from neoproto.errors import RewardError
+from neoproto.rewards.score import Failure, Question, Score, Verdict
 
 
 @pytest.fixture(scope="module")

@@ -133,9 +133,6 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
     if options.cfg:
         return 0
     check_stack()
-    from neoproto.run.process import collect_garbage_rarely
-
-    collect_garbage_rarely()
     if config.dry_run:
         from neoproto.run.session import dry_run
 

@@ -36,6 +36,7 @@ def run_command(own_loop: Loop | None = None) -> NoReturn:
         leave(complete(sys.argv[2]))
     from neoproto.run.cli import main  # late: what it imports may open files
 
+    collect_garbage_rarely()
     leave(main(sys.argv[1:], own_loop))
 
 

@@ -12,14 +12,16 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from neoproto.errors import StoreError
 from neoproto.weights.manifest import BucketRef, RemoteMemory
-from neoproto.weights.transport import OpenBuckets, UnsealedBuckets
+
+if TYPE_CHECKING:
+    from neoproto.weights.transport import OpenBuckets, UnsealedBuckets
 
 _POLL_S = 0.0002
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import select
 import signal
 import struct
@@ -210,24 +209,3 @@ def describe_signal(number: int) -> str:
     with contextlib.suppress(ValueError):
         return f"signal {number} ({signal.Signals(number).name})"
     return f"signal {number}"
-
-
-_COORDINATE = re.compile(r"'(hosts|procs)': (\d+)/(\d+)")
-
-
-def parse_fault(report: str) -> tuple[int | None, str]:
-    """(rank, cause) of a Monarch failure report; rank None if it does not name one process."""
-    sizes: dict[str, tuple[int, int]] = {}
-    for name, index, size in _COORDINATE.findall(report):
-        sizes.setdefault(name, (int(index), int(size)))
-    rank = None
-    if "procs" in sizes:
-        host = sizes.get("hosts", (0, 1))[0]
-        rank = host * sizes["procs"][1] + sizes["procs"][0]
-    killed = re.search(r"Killed\(sig=(\d+)", report)
-    if killed:
-        return rank, describe_signal(int(killed.group(1)))
-    stopped = re.search(r"Stopped\((?:exit_code=|code=|exit=)?(\d+)", report)
-    if stopped:
-        return rank, f"exit code {stopped.group(1)}"
-    return rank, report.strip().splitlines()[-1].strip() if report.strip() else "unknown"

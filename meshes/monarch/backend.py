@@ -14,12 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshes.common import procs
-from meshes.common.deaths import DeathWatch, parse_fault
+from meshes.common.core import ContainerSpec
+from meshes.common.deaths import DeathWatch
 from meshes.common.guardian import end_process, is_marked, sweep
 from meshes.common.guards import Guardian
 from meshes.common.machine import LOOPBACK_ONLY, machine_id, unmade_folder
 from meshes.common.stacks import read_stacks
 from meshes.monarch import ports, sdk
+from meshes.monarch.faults import FaultHook, parse_fault
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHosts
 from meshes.monarch.stores import GlobalStore, StoreAccess, host_id, worker_command
 from neoproto.engines import monarch as engine
@@ -370,7 +372,7 @@ class MonarchGroup:
                 self.unwatched = sdk.stop_procs(self._procs, KILLED_STOP_S)
 
     def _start(self, timeout_s: float) -> None:
-        from meshes.monarch.container import Container, ContainerSpec  # Monarch's environment is set by now
+        from meshes.monarch.container import Container  # Monarch's environment is set by now
 
         request, block = self.request, self.request.pool.block
         self._procs = self._hosts.mesh.spawn_procs(
@@ -385,9 +387,9 @@ class MonarchGroup:
             public=not self._hosts.one_machine,
             log_dir=str(request.log_dir),
             attach=request.attach,
-            requests=ports.requests().address,
         )
-        self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store)
+        root = ports.requests().address
+        self._mesh = self._procs.spawn(self.mesh_name, Container, spec, self._store, root)
         hellos = [hello for _, hello in self._mesh.hello.call().get(timeout=timeout_s).items()]
         self._infos = [info for info, _ in hellos]
         self._addresses = [address for _, address in hellos]
@@ -509,25 +511,3 @@ class MonarchGroup:
 def is_local(info: ProcessInfo, run_id: str) -> bool:
     """Whether a process is on this machine: its pid here carries the run's mark."""
     return info.machine in ("", machine_id()) and is_marked(info.pid, run_id)
-
-
-class FaultHook:
-    """Keeps faults of this run's meshes from Monarch's hook, which ends the program; passes on others."""
-
-    def __init__(self, handle: Callable[[str, str], bool]) -> None:
-        import monarch.actor
-
-        self._handle = handle
-        self._module = monarch.actor
-        self._previous = monarch.actor.unhandled_fault_hook
-        self._installed = self._hook
-        monarch.actor.unhandled_fault_hook = self._installed
-
-    def _hook(self, failure: Any) -> None:
-        if not self._handle(failure.mesh_name, failure.report()):
-            self._previous(failure)
-
-    def restore(self) -> None:
-        """Put the hook back that was there before."""
-        if self._module.unhandled_fault_hook == self._installed:
-            self._module.unhandled_fault_hook = self._previous

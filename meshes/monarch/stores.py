@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import os
 import pickle
 import re
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from meshes.monarch.jobs import Nodes
 from neoproto.engines import monarch as engine
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.backend import ProcessInfo
+from neoproto.runtime.worker import WorkerIdentity
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.client import StoreClient
@@ -173,46 +172,15 @@ class StoreAccess:
     spec: bytes | None
     host_ids: tuple[str, ...]
 
-
-class ProcessStore:
-    """A worker process's client of the store, attached when it is first used."""
-
-    def __init__(self, access: StoreAccess, node_rank: int, local_rank: int) -> None:
-        """Make it this process's store. Call it where Monarch's context is."""
-        from neoproto.store.base import set_process_store
-
-        self._access, self._node_rank, self._local_rank = access, node_rank, local_rank
-        self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
-        self._client: StoreClient | None = None
-        self._failed: str | None = None
-        if access.spec is not None:
-            set_process_store(self.attach)
-
-    def attach(self) -> StoreClient:
-        """The client."""
-        with self._lock:
-            if self._client is None:
-                self._client = self._context.copy().run(self._attach)
-                if self._failed is not None:
-                    self._client.fail(self._failed)
-            return self._client
-
-    def fail(self, reason: str) -> None:
-        """A process of the store has died: operations fail from now on."""
-        with self._lock:
-            self._failed = reason
-            if self._client is not None:
-                self._client.fail(reason)
-
-    def _attach(self) -> StoreClient:
+    def attach(self, identity: WorkerIdentity) -> StoreClient:
+        """The client of one of these processes."""
         from neoproto.store.torchstore.client import StoreClient
 
-        assert self._access.spec is not None
+        assert self.spec is not None
         return StoreClient.attach(
-            pickle.loads(self._access.spec),
-            host_id=self._access.host_ids[self._node_rank],
-            local_rank=self._local_rank,
+            pickle.loads(self.spec),
+            host_id=self.host_ids[identity.node_rank],
+            local_rank=identity.local_rank,
         )
 
 

@@ -11,20 +11,12 @@ import time
 import pytest
 
 from meshes.common import deaths
-from meshes.common.deaths import DeathWatch, describe_status, parse_fault
+from meshes.common.deaths import DeathWatch, describe_status
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 
-def test_reports_name_rank_and_cause() -> None:
-    killed = (
-        "The actor <root>.<meshes.monarch.container.Container np-w{'hosts': 1/2, 'procs': 1/4}> and all its "
-        "descendants have failed:\n  the process this actor was running on failed: Killed(sig=9)"
-    )
-    assert parse_fault(killed) == (5, "signal 9 (SIGKILL)")
-    assert parse_fault("{'hosts': 0/1, 'procs': 2/4} failed: Stopped(exit_code=3)") == (2, "exit code 3")
-    assert parse_fault("something else\n  broke") == (None, "broke")
-    assert parse_fault("") == (None, "unknown")
+def test_a_wait_status_is_put_into_words() -> None:
     assert describe_status(9) == "signal 9 (SIGKILL)"
     assert describe_status(3 << 8) == "exit code 3"
 

@@ -63,6 +63,11 @@ class VllmEngine:
             full = isinstance(error, OSError) and error.errno == errno.ENOSPC and is_full(_SHM)
             reason = f"{_short(error)} ({_SHM} is full)" if full else _short(error)
             raise RolloutError(f"vLLM cannot serve {options.model}: {reason}") from error
+        # At the end of the process vLLM would take itself apart, with three looks through all objects: two
+        # seconds of a core, for memory that the end of the process gives back anyway.
+        for owner in (self._engine, self._engine.engine_core):
+            if (finalizer := getattr(owner, "_finalizer", None)) is not None:
+                finalizer.atexit = False
         self._loaded: set[str] = set()
         self._parameters: frozenset[str] = self._engine.apply_model(self._watch_loading)[0]
         self._engine.set_weight_version("0")

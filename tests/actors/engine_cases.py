@@ -13,6 +13,7 @@ import errno
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,17 @@ def case_sampling(folder: Path) -> None:
     asyncio.run(check_cut_distributions(engine, model))
     asyncio.run(check_loading(engine, model))
     engine.close()
+    check_end()
+
+
+def check_end() -> None:
+    """The end of the process does not wait for vLLM to take itself apart."""
+    waiting = [
+        entry.func.__qualname__
+        for entry in weakref.finalize._registry.values()  # type: ignore[attr-defined]
+        if entry.atexit and entry.func.__module__.startswith("vllm.v1.engine")
+    ]
+    assert waiting == [], waiting
 
 
 async def check_log_probs(engine: Any, model: Any) -> None:

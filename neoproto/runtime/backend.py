@@ -43,7 +43,7 @@ class GroupRequest:
 
     Attributes:
         key: unique within the run.
-        name: what people call it; the folder of its logs.
+        name: its name in messages; the folder of its logs.
         pool: where; one process on each of its slots.
         env: environment, applied before any import.
         log_dir: folder for `rank<k>.log`.
@@ -60,7 +60,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessInfo:
-    """What a process says of itself once it is up.
+    """What is known of a process once it is up.
 
     Attributes:
         rank: its rank in its group.
@@ -100,11 +100,11 @@ class ProcessGroup(Protocol):
         ...
 
     def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Where processes are that do not even say what they do, as far as their machine tells."""
+        """Where processes are that do not answer `statuses`, as far as their machine can tell."""
         ...
 
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
-        """What the workers told `Worker.register_mesh`, by rank."""
+        """What the workers have registered by `Worker.register_mesh`, by rank."""
         ...
 
     def break_group(self, ranks: Sequence[int], reason: str) -> None:
@@ -173,7 +173,7 @@ class RuntimeBackend(Protocol):
         ...
 
     def stop_spawning(self) -> None:
-        """Make whoever waits for something to start, now or later, stop waiting: `RuntimeClosed` for them."""
+        """End every wait for something to start, now and later, with `RuntimeClosed`."""
         ...
 
     def close_store(self, timeout_s: float) -> None:

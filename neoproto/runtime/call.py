@@ -58,7 +58,7 @@ class RemoteCall(Generic[T]):
         """Wait for the end and return the value, or raise.
 
         Args:
-            timeout: seconds to wait at most, apart from the call's own deadline; the call goes on.
+            timeout: seconds to wait at most, apart from the call's own deadline; the call continues.
 
         Raises:
             TimeoutError: `timeout` passed first.
@@ -75,7 +75,7 @@ class RemoteCall(Generic[T]):
                 with self._lock:
                     if waiter in self._waiters:
                         self._waiters.remove(waiter)
-                raise TimeoutError(f"no result within {timeout} s; the call goes on")
+                raise TimeoutError(f"no result within {timeout} s; the call continues")
         return self._value()
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -134,7 +134,7 @@ class RemoteCall(Generic[T]):
         return type(self).__name__.removeprefix("_")
 
     def _facts(self) -> dict[str, str]:
-        """What there is to say of how it stands."""
+        """How it stands, for people."""
         return {"state": self._state()}
 
     def _state(self) -> str:

@@ -100,7 +100,7 @@ class CallTracker:
     """All groups of a run, and all calls to them; lives in the run's root.
 
     Attributes:
-        groups: by key. Closed ones stay, so that whoever still holds a handle learns how they ended.
+        groups: by key. Closed ones stay, so that a handle that is still held can say how they ended.
     """
 
     def __init__(self, watch: DeadlineWatch | None = None) -> None:
@@ -147,7 +147,7 @@ class CallTracker:
             self._pending[pending.call_id] = pending
         try:
             may_be_sent = state.admit(pending.ranks)
-            if deadline <= pending.submitted:  # over before it began: no rank hears of it
+            if deadline <= pending.submitted:  # over before it began: it is sent to no rank
                 self.settle(pending, error=pending.deadline_error(pending.ranks))
                 return pending
             if may_be_sent:
@@ -183,7 +183,7 @@ class CallTracker:
             raise
 
     def mesh_ranks(self, group: GroupRef, role: str) -> Sequence[Mapping[str, tuple[int, bool]]]:
-        """What the workers told `Worker.register_mesh`, by rank.
+        """What the workers have registered by `Worker.register_mesh`, by rank.
 
         Raises:
             RuntimeClosed: the group has been closed.
@@ -312,7 +312,7 @@ class CallTracker:
         group, silent = call.group, call.silent_ranks()
         statuses = group.processes.statuses(silent, call.call_id, STATUS_TIMEOUT_S)
         if not call.is_async:
-            # First this, then the call's own end: whoever sees it end finds the group broken.
+            # First this, then the call's own end: when its caller sees the end, the group is marked.
             self._break_if_running(group, call.method, call.call_id, call.silent_ranks(), statuses)
         stacks = {rank: status.stack for rank, status in statuses.items() if status.stack}
         unresponsive = [rank for rank in silent if rank not in statuses]
@@ -343,7 +343,7 @@ class CallTracker:
         silent: Sequence[int],
         statuses: Mapping[int, CallStatus],
     ) -> None:
-        """Break the group if a sync call past its deadline runs on a rank, or if the rank does not say."""
+        """Break the group if a sync call past its deadline runs on a rank, or if the rank does not answer."""
         unresponsive = {rank for rank in silent if rank not in statuses and not group.is_dying([rank])}
         runs = {rank for rank, status in statuses.items() if status.state == "running"}
         running = [rank for rank in silent if rank in unresponsive or rank in runs]

@@ -302,7 +302,7 @@ class WorkerExecutor:
         pid, raised = os.getpid(), None
         try:
             if late:
-                # Its caller is told already, and watches it no longer.
+                # Its caller has its answer, and watches it no longer.
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
                     self._loop.call_soon_threadsafe(self._loop.call_at, call.overrun_at, self._end_late, call)
             if call.header.method == INIT:
@@ -339,7 +339,7 @@ class WorkerExecutor:
             self._workers[role] = worker
 
     def meshes(self, role: str) -> dict[str, tuple[int, bool]]:
-        """What the worker told `Worker.register_mesh`."""
+        """What the worker has registered by `Worker.register_mesh`."""
         return dict(self._workers[role].__dict__.get("_meshes", {}))
 
     # Async methods, on the loop

@@ -1,4 +1,4 @@
-"""Who is told when a process of the run is lost, also where nobody waits for a call to it."""
+"""Deaths of processes, as futures, for code that waits for something else than a call to them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class ProcessFailures:
             if group in self._lost:
                 return
             self._lost[group] = error
-            told = [failure for wanted, failure in self._watched if group in wanted and not failure.done()]
-            for failure in told:
+            waiting = [failure for wanted, failure in self._watched if group in wanted and not failure.done()]
+            for failure in waiting:
                 failure.set_exception(error)

@@ -44,7 +44,7 @@ class Caller(Protocol):
         ...
 
     def mesh_ranks(self, group: GroupRef, role: str) -> Sequence[Mapping[str, tuple[int, bool]]]:
-        """What the workers told `Worker.register_mesh`, by rank."""
+        """What the workers have registered by `Worker.register_mesh`, by rank."""
         ...
 
     def native(self, group: GroupRef) -> Any:

@@ -22,7 +22,7 @@ class GroupState:
     Attributes:
         key, name: the group.
         processes: the backend's handle.
-        closing: held by whoever releases the processes.
+        closing: held while the processes are released.
     """
 
     def __init__(self, key: str, name: str, processes: ProcessGroup, log_dir: Path) -> None:

@@ -94,7 +94,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPlacement:
-    """A pool of one cluster; `attributes` are kept for whoever asks."""
+    """A pool of one cluster; `attributes` are kept as given."""
 
     name: str
     cluster: str

@@ -13,7 +13,7 @@ class ResourcePool:
     """A grid of nodes × processes per node; several groups may share one. It owns nothing.
 
     Attributes:
-        name: for people.
+        name: its name in messages.
         cluster: whose nodes they are.
         block: which nodes, and which devices of each; on cpu a device is a process slot.
         device_type: "gpu" or "cpu".

@@ -1,4 +1,4 @@
-"""Releases groups that nobody holds any more.
+"""Releases groups that are not referenced any more.
 
 finalizer (any thread, any moment) ──enqueue──> reaper's own thread ──> release
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reaper:
-    """One daemon thread. Owned by whoever owns the groups."""
+    """One daemon thread, owned by the owner of the groups."""
 
     def __init__(self, release: Callable[[str], None]) -> None:
         """Start nothing yet.
@@ -40,7 +40,7 @@ class Reaper:
         self._queue.put(key)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread once it has released what it was told."""
+        """End the thread once it has released what is in the queue."""
         self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

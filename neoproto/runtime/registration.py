@@ -85,8 +85,8 @@ def custom_dispatch(
 ) -> CustomDispatch:
     """Dispatch mode for a pair whose `collect_fn` makes one value, of the method's own type, of all results.
 
-    A mapping `{"dispatch_fn": …, "collect_fn": …}` is the same to the runtime; to a type checker it says
-    nothing about the result.
+    A mapping `{"dispatch_fn": …, "collect_fn": …}` is the same to the runtime; a type checker
+    learns nothing of the result from it.
 
     Args:
         dispatch_fn: `(group, *args, **kwargs) -> (args, kwargs)`, each value a list with one entry per rank.

@@ -156,5 +156,5 @@ def _outcome(call: PendingCall) -> RemoteFailure | bytes:
 
 
 def state_failure(error: BaseException) -> RemoteFailure:
-    """The root's own word on a call, on its way to a worker: without a traceback of the root's insides."""
+    """An error of the root, for a worker: without a traceback of the root's insides."""
     return encode_failure(error, "", with_traceback=False)

@@ -63,7 +63,7 @@ STORE_CLOSE_S = 2.0
 RELEASE_S = 3.0
 LIVE_ALREADY = (
     "this process has a live Runtime already (run folder {folder}). neoproto.runtime.current_runtime() is "
-    "it: go on with it, or close it first with current_runtime().close()"
+    "it: use it, or close it first with current_runtime().close()"
 )
 
 
@@ -71,7 +71,7 @@ class Runtime(RuntimeBase):
     """The root of a run: hosts, worker groups, one object store. One live root a process.
 
     Use it as a context manager, or call `close`. Leaving on an exception, Ctrl-C, SIGTERM or SIGHUP closes it
-    the same way, with less patience for calls under way.
+    the same way, with less time for calls under way.
     """
 
     def __init__(self, settings: RuntimeSettings, placement: Placement | None) -> None:
@@ -281,7 +281,7 @@ class Runtime(RuntimeBase):
         )
         try:
             processes = self._backend.spawn_group(request, timeout_s)
-        except TimeoutError as error:  # the backend's own, which says nothing
+        except TimeoutError as error:  # the backend's own has no text
             raise DeadlineExceeded("start", name, range(pool.world_size), timeout_s) from error
         group = GroupState(key, name, processes, request.log_dir)
         if owner is not None:
@@ -347,7 +347,7 @@ class Runtime(RuntimeBase):
         self._before_close.append(action)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows; asks nobody."""
+        """What a notebook shows, from what this process knows."""
         return run_html(self, "closed" if self._closed else "open", self._open_groups())
 
     def close(self) -> None:
@@ -409,7 +409,7 @@ class Runtime(RuntimeBase):
     def watch_failures(self, groups: Collection[str]) -> ProcessFailure:
         """A future that fails once a process of one of these groups, or of the store, has died.
 
-        A call to a dead process fails by itself. This is for the time in which nobody calls it.
+        A call to a dead process fails by itself. This is for the time between calls.
 
         Args:
             groups: their names.
@@ -441,12 +441,12 @@ class Runtime(RuntimeBase):
         if cause is None:
             return
         self._failures.report(None, StoreError(store_death(cause)))
-        everybody = [
+        rows = [
             (group, info.rank)
             for group, processes in self._backend.store_processes().items()
             for info in processes
         ]
-        self._processes.remove(*everybody[number])
+        self._processes.remove(*rows[number])
 
     def _close_group(self, key: str, drain_s: float) -> None:
         """Release a group, then those that its workers made. Closing twice is a no-op."""

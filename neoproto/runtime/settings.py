@@ -43,7 +43,7 @@ class RuntimeSettings:
     def from_config(cls, config: Any) -> RuntimeSettings:
         """Read `runtime` and `topology` of a mapping or an object with such attributes, or `runtime` alone.
 
-        The topology is not looked into: whoever compiles it does.
+        The topology is checked when it is compiled, not here.
 
         Raises:
             ConfigError: with one sentence for each option of `runtime` that is unknown or has a wrong value.

@@ -79,12 +79,12 @@ def raised_signals() -> Iterator[None]:
         yield
     finally:
         for signum, handler in previous.items():
-            # What is to be said of the end is said by whoever leaves the block.
+            # The code that leaves the block prints how it ended.
             signal.signal(signum, _end_silently if handler is _end_at_once else handler)
 
 
 class SignalHandlers:
-    """Turns terminating signals into `Terminated` where nobody else handles them; on the main thread only."""
+    """Turns terminating signals into `Terminated` where nothing else handles them; main thread only."""
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}
@@ -98,7 +98,7 @@ class SignalHandlers:
                 self._previous[signum] = signal.signal(signum, _raise_terminated)
 
     def restore(self) -> None:
-        """Put back what was there, unless somebody has changed it since."""
+        """Put back what was there, unless it was changed since."""
         if threading.current_thread() is not threading.main_thread():
             return
         for signum, previous in self._previous.items():

@@ -30,7 +30,7 @@ class GroupRef:
 
     Attributes:
         key: unique within the run.
-        name: what people call it.
+        name: its name in messages.
         world_size: its ranks.
     """
 

@@ -103,7 +103,7 @@ class Owner:
     def release(self) -> None:
         """Remove every file of the volume, the owner file last."""
         remove_files(self.prefix)
-        os.close(self._fd)
+        os.close(self._fd)  # only now: while it is locked no sweep looks at the files
 
 
 def remove_files(prefix: str) -> int:
@@ -113,6 +113,7 @@ def remove_files(prefix: str) -> int:
         how many there were.
     """
     names = [name for name in os.listdir(SHM_DIR) if name.startswith(prefix)]
+    # Owner files last: a sweep finds volumes by them, so one that was interrupted is finished by the next.
     for name in sorted(names, key=lambda name: name.endswith(_OWNER)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path_of(name))
@@ -134,6 +135,8 @@ def sweep_dead_owners() -> list[str]:
         except OSError:
             continue  # another sweep was faster, or it is another user's
         try:
+            # The lock is free once the owner's process is gone, however it ended. Between our open and our
+            # lock another sweep may have removed the file, and a new volume made one of that name.
             if try_lock(fd, exclusive=True) and _is_at(fd, path_of(name)):
                 prefix = found[1]
                 remove_files(f"{prefix}.")
@@ -154,6 +157,9 @@ def _is_at(fd: int, path: str) -> bool:
 
 class Table:
     """The words of one volume, shared by every process of the host that uses it.
+
+    Words are read and written whole (64 bits, aligned), so no reader sees half of a change. x86-64 keeps the
+    order of stores: bytes written before a word are there for whoever reads the new word.
 
     A page of it without memory must not be touched while /dev/shm is full: SIGBUS would end the process.
     So the volume, which made the table, allocates words before it hands out their slots.
@@ -413,6 +419,7 @@ class SharedVolume:
         return self._copy(ref, ref.location) if small else self._map(ref, ref.location)
 
     def _check(self, ref: ObjectRef, location: Location) -> None:
+        # The slot's word decides: generations are random, so it is equal only while this very value is there.
         if self._table.words[location.slot] != ref.generation:
             if self._table.closed:
                 raise StoreClosed(f"store {ref.store!r} is closed")
@@ -421,6 +428,8 @@ class SharedVolume:
     def _copy(self, ref: ObjectRef, location: Location) -> Parts:
         offsets, total = layout(location.sizes)
         data = np.empty(total, dtype=np.uint8)
+        # As with a sequence lock: the word before and after. The volume clears it before it hands the memory
+        # out again, so bytes copied while it stayed the same are the value's. No lock: two calls less.
         self._check(ref, location)
         fd = self._open(ref, location)
         try:
@@ -437,6 +446,8 @@ class SharedVolume:
         index, width = np.asarray(rows, dtype=np.int64), ref.info.nbytes // ref.info.shape[0]
         fd = self._open(ref, location)
         try:
+            # First the lock, then the word. The volume first clears the word, then tries for the exclusive
+            # lock. So either it sees our lock and leaves the segment alone, or we see that the value is gone.
             if not try_lock(fd, exclusive=False):
                 raise self._gone(ref)
             self._check(ref, location)
@@ -463,7 +474,7 @@ class SharedVolume:
     def _map(self, ref: ObjectRef, location: Location) -> Parts:
         fd = self._open(ref, location)
         try:
-            if not try_lock(fd, exclusive=False):  # the volume looks whether it can reuse the segment
+            if not try_lock(fd, exclusive=False):  # then the word, as in `_copy_rows`
                 raise self._gone(ref)
             self._check(ref, location)
             offsets, total = layout(location.sizes)
@@ -491,6 +502,9 @@ class SharedVolume:
             fd = os.open(path_of(reservation.segment), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise StoreError("the reservation was taken back before its value was written") from None
+        # First the lock, then the words. A reservation is taken back only while nobody holds the lock, and
+        # its number leaves the words before the segment is used again. So a writer that wakes up late finds
+        # it gone before it writes a byte.
         granted = try_lock(fd, exclusive=False)
         if not granted or any(
             self._table.words[slot] != RESERVED | reservation.token for slot in reservation.slots
@@ -500,7 +514,7 @@ class SharedVolume:
         return SegmentWriter(self, reservation, fd)
 
     def seal(self, slots: Sequence[int], generations: Sequence[int]) -> None:
-        """Make values readable by reference, once their bytes are written."""
+        """Make values readable by reference, once their bytes are written: the one step that does so."""
         for slot, generation in zip(slots, generations, strict=True):
             self._table.words[slot] = generation
 

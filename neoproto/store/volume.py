@@ -518,7 +518,7 @@ class SegmentPool:
         segment = self._owner_of.pop(slot, None)
         if segment is None:
             return
-        self.table.words[slot] = 0
+        self.table.words[slot] = 0  # before `_reuse` tries for the lock; readers do it the other way round
         self._spare_slots.append(slot)
         segment.in_use -= 1
         if segment.in_use == 0:
@@ -539,7 +539,11 @@ class SegmentPool:
             del self._deleted_early[next(iter(self._deleted_early))]
 
     def reap(self) -> None:
-        """Take back old reservations whose writers hold no lock any more."""
+        """Take back old reservations whose writers hold no lock any more.
+
+        The kernel drops a lock with its process, so a writer that died is known by that; one that is stopped
+        keeps its reservation. The age gives a writer the time to open the segment in the first place.
+        """
         old = self.clock() - self.grace_s
         for token, reservation in list(self._reservations.items()):
             if reservation.since < old and _unlocked(reservation.segment.name):
@@ -594,7 +598,7 @@ class SegmentPool:
             name = os.path.join(self.spill.folder, name)
         segment = _Segment(name, capacity)
         self._segments[segment.name] = segment
-        self._count(segment, capacity)  # before the loop runs others
+        self._count(segment, capacity)  # before the loop runs another reservation, which looks at the bound
         try:
             fd = os.open(path_of(segment.name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from neoproto.errors import StoreError
 from neoproto.weights.manifest import BucketRef, RemoteMemory
-from neoproto.weights.transport import OpenBuckets, UnsealedBuckets
+from neoproto.weights.transports import OpenBuckets, UnsealedBuckets
 
 _POLL_S = 0.0002
 

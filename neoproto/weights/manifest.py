@@ -140,7 +140,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteMemory:
-    """A bucket in a process's own memory, which NIXL agents read; see `neoproto.weights.nixl`.
+    """A bucket in a process's own memory, which NIXL agents read; see `neoproto.weights.transports.nixl`.
 
     Attributes:
         agent, metadata: whose memory, and how to reach it.

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from neoproto.store import MemoryStore
-from neoproto.weights.reading import WeightReader
+from neoproto.weights.puller import WeightReader
 from tests.actors import rank_program
 from tests.actors.program_runs import run_program
 from tests.actors.tiny_llama import make_folder

@@ -16,7 +16,7 @@ from neoproto.errors import NeoProtoError
 from neoproto.runtime import Worker
 from neoproto.store import active_store
 from neoproto.weights import Publisher, Puller, WeightOptions, WeightVersion
-from neoproto.weights.reading import Slice
+from neoproto.weights.puller import Slice
 
 OPTIONS = WeightOptions(num_slots=2, rollout_dtype="bfloat16", bucket_bytes=1 << 18)
 

@@ -17,7 +17,7 @@ from neoproto.data import DataProto
 from neoproto.errors import NonFiniteLoss, StoreError
 from neoproto.store import MemoryStore, use_store
 from neoproto.weights import WeightOptions, WeightVersion
-from neoproto.weights.reading import WeightReader
+from neoproto.weights.puller import WeightReader
 from tests.actors.tiny_llama import CHAT_TEMPLATE, VOCABULARY, make_batch
 
 

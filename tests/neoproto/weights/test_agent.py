@@ -16,7 +16,7 @@ from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, Puller, TensorLayout, WeightRegistry, check_layout
 from neoproto.weights.agent import MOST_TORN_READS, UpdateAgent, run_to_end
 from neoproto.weights.options import PauseMode, UpdateOptions
-from neoproto.weights.reading import finish
+from neoproto.weights.puller import finish
 from tests.neoproto.weights.manifests import version
 from tests.virtual_time import run
 

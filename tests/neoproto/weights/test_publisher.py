@@ -4,7 +4,7 @@ import torch
 from neoproto.errors import KeyMissing, StoreFull, WeightsInUse
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, WeightOptions, WeightVersion
-from neoproto.weights.reading import Slice, WeightReader
+from neoproto.weights.puller import Slice, WeightReader
 from neoproto.weights.registry import LeaseInfo
 from tests.neoproto.weights.host_store import FakeDTensor, HostStore, Mesh, Ranks, Shard
 

@@ -1,6 +1,4 @@
-"""How buckets of weights travel: one small interface, and the object store behind it.
-
-    publisher ──create──> unsealed buckets ──seal──> references ──manifest──> puller ──read──> bytes
+"""Weights through the object store.
 
 On one host the store's shared memory is both ends: a bucket is written where it is read, and reading maps it.
 Between hosts the store's volumes send what is asked for.
@@ -9,7 +7,7 @@ Between hosts the store's volumes send what is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,77 +16,7 @@ from neoproto.errors import StoreError
 from neoproto.store import ObjectRef, ObjectStore
 from neoproto.weights.manifest import BucketRef, RemoteMemory
 from neoproto.weights.options import TransportName
-
-
-class OpenBuckets(Protocol):
-    """Memory of buckets, open for writing."""
-
-    @property
-    def buffers(self) -> list[Tensor]:
-        """One a bucket, uint8 [nbytes], on the CPU; not to be used once it is closed."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the memory. Closing twice is harmless."""
-        ...
-
-
-class UnsealedBuckets(OpenBuckets, Protocol):
-    """Buckets that are being written."""
-
-    @property
-    def handles(self) -> Sequence[Any]:
-        """What ranks of the same domain open them with."""
-        ...
-
-    def seal(self) -> Sequence[BucketRef]:
-        """Make them readable."""
-        ...
-
-    def abort(self) -> None:
-        """Forget them."""
-        ...
-
-
-class Transport(Protocol):
-    """Moves buckets from publishers to pullers. All methods may block; `read` is safe from any thread.
-
-    Raises (all methods):
-        StoreError: what carries the bytes failed.
-    """
-
-    @property
-    def domain(self) -> str:
-        """Memory domain: ranks of equal domains can open each other's unsealed buckets; "" if none can."""
-        ...
-
-    def create(self, sizes: Mapping[str, int]) -> UnsealedBuckets:
-        """Memory for buckets: key -> bytes, each > 0."""
-        ...
-
-    def open(self, handles: Sequence[Any]) -> OpenBuckets:
-        """Open what a rank of the same domain started."""
-        ...
-
-    def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
-        """A bucket, uint8 [nbytes], as the only element; or of each range of bytes its own tensor.
-
-        Raises:
-            KeyMissing: the bucket is gone.
-        """
-        ...
-
-    def maps(self, bucket: BucketRef) -> bool:
-        """Whether reading a whole bucket costs nothing until its bytes are touched."""
-        ...
-
-    def delete(self, buckets: Sequence[BucketRef], *, missing_ok: bool = False) -> None:
-        """Delete buckets that this rank committed.
-
-        Raises:
-            KeyMissing, StoreError: one is gone already, unless that is fine.
-        """
-        ...
+from neoproto.weights.transports import OpenBuckets, Transport, UnsealedBuckets
 
 
 def make_transport(store: ObjectStore, name: TransportName) -> Transport:
@@ -98,7 +26,7 @@ def make_transport(store: ObjectStore, name: TransportName) -> Transport:
         StoreError: it does not work in this process: no shared memory, or no NIXL.
     """
     if name == "nixl":
-        from neoproto.weights.nixl import NixlTransport  # only where it is asked for
+        from neoproto.weights.transports.nixl import NixlTransport  # only where it is asked for
 
         return NixlTransport()
     transport = StoreTransport(store, in_place=name != "store")

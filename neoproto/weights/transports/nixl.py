@@ -21,7 +21,7 @@ from neoproto.errors import StoreError
 from neoproto.weights.manifest import BucketRef, RemoteMemory
 
 if TYPE_CHECKING:
-    from neoproto.weights.transport import OpenBuckets, UnsealedBuckets
+    from neoproto.weights.transports import OpenBuckets, UnsealedBuckets
 
 _POLL_S = 0.0002
 

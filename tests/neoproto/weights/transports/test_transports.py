@@ -6,8 +6,8 @@ import torch
 from neoproto.errors import StoreError
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, Puller, WeightOptions, WeightRegistry
-from neoproto.weights.reading import Slice, WeightReader
-from neoproto.weights.transport import StoreTransport, make_transport
+from neoproto.weights.puller import Slice, WeightReader
+from neoproto.weights.transports.store import StoreTransport, make_transport
 from tests.neoproto.weights.host_store import HostStore
 from tests.neoproto.weights.manifests import version
 

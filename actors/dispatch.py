@@ -1,6 +1,7 @@
-"""How calls of the torch workers are spread over ranks where one value comes back for all of them.
+"""How calls are spread over the ranks of our workers, and what comes back.
 
-The ranks reduce among themselves, so every rank has the same result; rank 0's is handed out.
+REPLICATED, SPLIT   ranks reduce among themselves, so every rank has the same result; rank 0's is returned
+SPREAD              rows are independent: each rank answers its own, and the answers are joined
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from neoproto.data import DataProto, split_for_ranks
+from neoproto.data.dispatch import join_rows, share_rows
 from neoproto.runtime import custom_dispatch
 
 
@@ -37,5 +39,16 @@ def first_result(group: _Group, results: Sequence[Any]) -> Any:
     return results[0]
 
 
+def spread_batch(group: _Group, batch: DataProto) -> tuple[tuple[list[DataProto]], dict[str, list[Any]]]:
+    """Nearly equal shares of the batch, none padded: no row is answered to be thrown away."""
+    return (share_rows(batch, group.world_size),), {}
+
+
+def joined(group: _Group, results: Sequence[DataProto]) -> DataProto:
+    """All ranks' answers, in the order of the rows."""
+    return join_rows(results)
+
+
 REPLICATED = custom_dispatch(replicate, first_result)
 SPLIT = custom_dispatch(split_batch, first_result)
+SPREAD = custom_dispatch(spread_batch, joined)

@@ -234,6 +234,10 @@ class SimulatedGroup:
     def rank(self, rank: int) -> SimulatedGroup:
         return SimulatedGroup(f"{self.name}[{rank}]", self._ranks[rank])
 
+    def handle(self, timeout: float | None = None) -> Any:
+        """Its methods as a handle's, each with this many seconds."""
+        return _Handle(self, timeout)
+
     def submit(
         self,
         method: str,
@@ -251,6 +255,14 @@ class SimulatedGroup:
                 return await method(*args)
             async with self._turn:
                 return await method(*args)
+
+
+class _Handle:
+    def __init__(self, group: SimulatedGroup, timeout: float | None) -> None:
+        self.group, self._timeout, self.within = group, timeout, group.handle
+
+    def __getattr__(self, method: str) -> Callable[..., asyncio.Task[Any]]:
+        return lambda *args: self.group.submit(method, args, timeout=self._timeout)
 
 
 class Trainee:

@@ -151,10 +151,10 @@ class Place:
     up = True
 
     def __init__(self, rollout: SimulatedGroup, rank: int, replica: SimulatedReplica) -> None:
-        self.name, self._process = replica.name, rollout.rank(rank)
+        self.name, self._process = replica.name, rollout.rank(rank).handle()
 
     async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
-        batch: DataProto = await self._process.submit("generate_sequences", (prompts,), timeout=timeout)
+        batch: DataProto = await self._process.within(timeout).generate_sequences(prompts)
         return batch
 
 
@@ -177,6 +177,11 @@ class Simulation:
             )
             for rank in range(setup.replicas)
         ]
+        self._rollout = SimulatedGroup(
+            "rollout",
+            {"generate_sequences": self._generate, "update_weights": self._update_weights},
+            ranks=[{"generate_sequences": replica.generate} for replica in self._replicas],
+        )
         self._marks: list[_Mark] = []
 
     # -- the tracker and the console of the run -----------------------------------------------------------
@@ -206,9 +211,7 @@ class Simulation:
         if setup.mode == "sync":
             await SyncTrainer(parts).run()
             return self._outcome()
-        rollout = parts.workers.rollout
-        assert isinstance(rollout, SimulatedGroup)
-        places = [Place(rollout, rank, simulated) for rank, simulated in enumerate(self._replicas)]
+        places = [Place(self._rollout, rank, simulated) for rank, simulated in enumerate(self._replicas)]
         agents: dict[str, asyncio.Task[Any]] = {}
         if setup.mode == "decoupled_async":
             agents = {
@@ -222,12 +225,8 @@ class Simulation:
         trainee = self._trainee
         workers = Workers(
             num_devices=2 * self._setup.replicas,
-            rollout=SimulatedGroup(
-                "rollout",
-                {"generate_sequences": self._generate, "update_weights": self._update_weights},
-                ranks=[{"generate_sequences": replica.generate} for replica in self._replicas],
-            ),
-            reward=SimulatedGroup("reward", {"compute_score": score}),
+            rollout=self._rollout.handle(),
+            reward=SimulatedGroup("reward", {"compute_score": score}).handle(),
             actor=SimulatedGroup(
                 "actor",
                 {
@@ -236,7 +235,7 @@ class Simulation:
                     "publish_weights": trainee.publish_weights,
                 },
                 serial=True,
-            ),
+            ).handle(),
         )
         return training_parts(
             run_config(self._setup),

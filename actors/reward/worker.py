@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.dispatch import SPREAD
 from actors.reward.builtin import AUTO, choose_built_in
 from actors.reward.function import NotAScore, is_async, load_reward_function, to_score
 from actors.reward.judge_pool import CUSTOM, JudgePool, JudgeSpec
-from actors.spread import SPREAD
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
 from neoproto.errors import ConfigError, RewardError

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.dispatch import SPREAD
 from actors.rollout.engine import RolloutEngine
 from actors.rollout.engine_thread import build_engine
 from actors.rollout.options import RolloutOptions
-from actors.spread import SPREAD
 from actors.weight_registry import Group, GroupRegistry
 from neoproto.data import DataProto
 from neoproto.data.generation import GenerateRequest, Generation, SamplingParams, request_seed

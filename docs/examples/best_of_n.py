@@ -55,16 +55,14 @@ async def learn(
     """One step: calls on worker groups, each with a deadline; what travels in `batch` are references."""
     workers, limits = parts.workers, parts.config.trainer.timeouts
     prompts.meta_info["keep_text"] = parts.sample_log.on
-    batch = await clock.call("gen", workers.rollout, "generate_sequences", prompts, timeout=limits.generate)
-    batch = batch.union(
-        await clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward)
-    )
-    batch = batch.union(
-        await clock.call("old_log_prob", workers.actor, "compute_log_prob", batch, timeout=limits.log_prob)
-    )
+    rollout, reward = workers.rollout.within(limits.generate), workers.reward.within(limits.reward)
+    batch = await clock.wait("gen", rollout.generate_sequences(prompts))
+    batch = batch.union(await clock.wait("reward", reward.compute_score(batch)))
+    log_probs = workers.actor.within(limits.log_prob).compute_log_prob(batch)
+    batch = batch.union(await clock.wait("old_log_prob", log_probs))
     with clock.phase("choose"):
         batch, metrics = choose(batch)
-    update = await clock.call("update_actor", workers.actor, "update_actor", batch, timeout=limits.update)
+    update = await clock.wait("update_actor", workers.actor.within(limits.update).update_actor(batch))
     return batch, metrics | update
 
 

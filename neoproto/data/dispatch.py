@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,22 @@ def split_for_ranks(batch: DataProto, n: int, *, pad: bool) -> RankSplit:
     elif len(batch) % n:
         raise ValueError(f"{len(batch)} rows do not divide over {n} ranks; pad the batch or change its size")
     return RankSplit(chunks=tuple(batch.chunk(n)), padding=padding)
+
+
+def share_rows(batch: DataProto, n: int) -> list[DataProto]:
+    """Cut a batch into n contiguous shares whose sizes differ by one row at most; a share may be empty.
+
+    For rows that are independent: no row is there twice, as `split_for_ranks` pads. Inline columns go to the
+    active store first, if there is one, so that whoever gets a share reads its own rows.
+    """
+    stored = batch.stored()
+    bounds = [len(batch) * place // n for place in range(n + 1)]
+    return [stored.slice(start, end) for start, end in itertools.pairwise(bounds)]
+
+
+def join_rows(answers: Sequence[DataProto]) -> DataProto:
+    """The answers to shares as one batch, in order; a row may have been answered with several."""
+    return DataProto.concat([answer for answer in answers if len(answer)] or answers[:1])
 
 
 def collect(results: Sequence[Any]) -> Any:

@@ -27,6 +27,7 @@ from neoproto.run import options
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
 from neoproto.run.group_specs import torch_env
+from neoproto.run.handles import RewardHandle, RolloutHandle
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     Rows,
@@ -39,7 +40,7 @@ from neoproto.run.prepare import (
     model_folder,
 )
 from neoproto.run.prompts import as_batch
-from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
+from neoproto.runtime import ClassWithInitArgs, Runtime
 from neoproto.runtime.placement import DeviceType, Placement, placement_table
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.validation import (
@@ -70,8 +71,8 @@ class PreparedEval:
 class Samplers:
     """The groups that answer and judge."""
 
-    rollout: WorkerGroup
-    reward: WorkerGroup
+    rollout: RolloutHandle
+    reward: RewardHandle
 
 
 def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, float]:
@@ -258,7 +259,7 @@ def start(runtime: Runtime, prepared: PreparedEval, placement: Placement, timeou
             name="reward",
             timeout=timeout,
         )
-        return Samplers(reward=reward.result(), rollout=rollout.result())
+        return Samplers(reward=RewardHandle(reward.result()), rollout=RolloutHandle(rollout.result()))
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 

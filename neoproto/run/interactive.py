@@ -154,7 +154,7 @@ class InteractiveTrainer:
     def groups(self) -> dict[str, WorkerGroup]:
         """Its worker groups now, by name; a replica of rollout that was restarted is another group."""
         started = self._started_workers
-        replicas = [cast(WorkerGroup, replica.group) for replica in started.replicas.replicas]
+        replicas = [cast(WorkerGroup, replica.process.group) for replica in started.replicas.replicas]
         return {group.name: group for group in (*started.groups.values(), *replicas)}
 
     def step(self) -> Order[StepDone]:

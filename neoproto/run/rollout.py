@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from actors.weight_registry import GroupRegistry
 from neoproto.config import RunConfig
 from neoproto.run.group_specs import GroupSpec
+from neoproto.run.handles import RolloutHandle
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.runtime import SPAWN_TIMEOUT_S
 from neoproto.trainer.replicas import ReplicaSet
@@ -47,7 +48,7 @@ def supervised(
     trainer = config.trainer
     start = trainer.timeouts.start
     weights = GroupRegistry(registry)
-    replicas = ReplicaSet(spec.name, groups, weights)
+    replicas = ReplicaSet(spec.name, [RolloutHandle(group) for group in groups], weights)
     options = SupervisionOptions(
         max_restarts=trainer.max_replica_restarts,
         heartbeat_interval=trainer.heartbeat_interval,
@@ -60,7 +61,7 @@ def supervised(
         replicas,
         weights,
         registry,
-        lambda index: start_replica(runtime, spec, index, start),
+        lambda index: RolloutHandle(start_replica(runtime, spec, index, start)),
         options,
         tell=tell,
     )

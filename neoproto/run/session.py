@@ -20,6 +20,7 @@ from neoproto.run.checks import CheckedRun, check_run
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import MODEL, check_folder, earlier_date, mark_complete, mark_incomplete
 from neoproto.run.group_specs import REGISTRY, GroupSpec, group_specs
+from neoproto.run.handles import CriticHandle, PolicyHandle, ReferenceHandle, RewardHandle, TrainedHandle
 from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
 from neoproto.run.prompts import RunPrompts
@@ -251,14 +252,15 @@ class RunSession:
     def _attached(self, groups: Mapping[str, WorkerGroup], replicas: ReplicaSet) -> Workers:
         """Tell the policy, which publishes weights, where the registry is; replicas learn it later."""
         limit = self._config.trainer.timeouts.weights
-        groups["actor"].submit("attach_registry", (groups[REGISTRY],), timeout=limit).result()
+        policy = PolicyHandle(groups["actor"])
+        policy.within(limit).attach_registry(groups[REGISTRY]).result()
         return Workers(
             num_devices=self._placement.num_devices,
             rollout=replicas,
-            reward=groups["reward"],
-            actor=groups["actor"],
-            critic=groups.get("critic"),
-            reference=groups.get("reference"),
+            reward=RewardHandle(groups["reward"]),
+            actor=policy,
+            critic=CriticHandle(groups["critic"]) if "critic" in groups else None,
+            reference=ReferenceHandle(groups["reference"]) if "reference" in groups else None,
         )
 
     def _load(self, groups: Mapping[str, WorkerGroup], start: StartPoint) -> None:
@@ -274,11 +276,11 @@ class RunSession:
                     f"note: the checkpoint of {role} is of {saved} ranks, there are {group.world_size} now: "
                     "weights and optimizer are divided again, random generators are seeded again"
                 )
-            calls.append(group.submit("load_checkpoint", (str(start.folder / role),), timeout=limit))
+            calls.append(TrainedHandle(group).within(limit).load_checkpoint(str(start.folder / role)))
         with PhaseClock().phase("load", "wait"):
             RemoteCall.gather(calls).result()
 
     async def save(self, workers: Workers, folder: Path) -> None:
         """Write the policy as a Hugging Face folder."""
         timeout = self._config.trainer.timeouts.save
-        await PhaseClock().call("save", workers.actor, "save_hf", str(folder), timeout=timeout)
+        await PhaseClock().wait("save", workers.actor.within(timeout).save_hf(str(folder)))

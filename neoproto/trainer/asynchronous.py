@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from neoproto.trainer.checkpoint.resume import RolloutProgress
 from neoproto.trainer.checkpoint.rollout_state import RolloutSnapshot, restore_rollout
 from neoproto.trainer.checkpoint.saving import CheckpointContext, Checkpointer
-from neoproto.trainer.dispatcher import Dispatcher, Replica
+from neoproto.trainer.dispatcher import Dispatcher
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts, TrainingResult
 from neoproto.trainer.metrics.store import store_metrics
 from neoproto.trainer.prompt_queue import PromptFeeder, PromptQueue
+from neoproto.trainer.protocols import ServingReplica
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.step import learn
 from neoproto.trainer.tasks import must_go_on, owned_tasks
@@ -39,7 +40,9 @@ class AsyncTrainer:
         replicas: of rollout. Whoever runs the trainer sees to it that they live.
     """
 
-    def __init__(self, parts: TrainingParts, status: ServingStatus, replicas: Sequence[Replica]) -> None:
+    def __init__(
+        self, parts: TrainingParts, status: ServingStatus, replicas: Sequence[ServingReplica]
+    ) -> None:
         self._parts, self._status, self._replicas = parts, status, tuple(replicas)
         self._options = parts.config.async_options
         self._batch_size = parts.config.data.train_batch_size

@@ -15,11 +15,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from neoproto.data import DataProto
 from neoproto.errors import DeadlineExceeded, ReplicaFailed
 from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket, prompts_of
+from neoproto.trainer.protocols import ServingReplica
 from neoproto.trainer.replay_buffer import ReplayBuffer
 from neoproto.trainer.routing import Routes
 from neoproto.trainer.tasks import first_cause
@@ -30,28 +31,6 @@ log = logging.getLogger("neoproto.trainer")
 # A call ends at its own deadline with a better message than ours, so ours comes a little later.
 _GRACE_SECONDS = 5.0
 _IDLE_SECONDS = 1.0
-
-
-class Replica(Protocol):
-    """One rollout replica, as the dispatcher sees it."""
-
-    @property
-    def name(self) -> str:
-        """As it reports to the weight registry."""
-        ...
-
-    @property
-    def up(self) -> bool:
-        """Whether it can be given prompts."""
-        ...
-
-    async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
-        """n samples a prompt, the samples of a prompt next to each other; raises after `timeout` seconds.
-
-        Raises:
-            ReplicaFailed: the replica is gone; it is not `up` any more.
-        """
-        ...
 
 
 class Dispatcher:
@@ -77,7 +56,7 @@ class Dispatcher:
         self,
         queue: PromptQueue,
         buffer: ReplayBuffer,
-        replicas: Sequence[Replica],
+        replicas: Sequence[ServingReplica],
         serving: Callable[[], Awaitable[Mapping[str, WeightVersion]]],
         *,
         max_inflight_prompts: int,
@@ -170,7 +149,7 @@ class Dispatcher:
         self._buffer.add_chunk(tickets, answers)
         self._queue.finish(tickets)
 
-    async def _answered(self, replica: Replica, prompts: DataProto) -> DataProto:
+    async def _answered(self, replica: ServingReplica, prompts: DataProto) -> DataProto:
         limit = self._timeout + _GRACE_SECONDS
         try:
             async with asyncio.timeout(limit) as scope:

@@ -11,13 +11,14 @@ weights are loaded by those that are up. Every wait ends at the deadline of the 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 from neoproto.data import DataProto
+from neoproto.data.dispatch import join_rows, share_rows
 from neoproto.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -29,10 +30,12 @@ from neoproto.errors import (
     WorkerDied,
 )
 from neoproto.text import first_line
-from neoproto.trainer.protocols import OwnedGroup
+from neoproto.trainer.protocols import Call, ReplicaProcess
 from neoproto.trainer.shared import Changes
-from neoproto.trainer.tasks import owned_tasks
+from neoproto.trainer.tasks import together
 from neoproto.weights import WeightRegistry, WeightVersion
+
+T = TypeVar("T")
 
 log = logging.getLogger("neoproto.trainer")
 
@@ -45,14 +48,14 @@ class Replica:
 
     Attributes:
         name: of the place; the process reports to the weight registry under the name of its group.
-        group: the process.
+        process: the present one.
         failure: why it is not up, if it has failed.
         fresh: it has neither come up nor failed yet since the start of the run.
         restarts: how often it was restarted.
     """
 
-    def __init__(self, name: str, group: OwnedGroup, changes: Changes) -> None:
-        self.name, self.group, self._changes = name, group, changes
+    def __init__(self, process: ReplicaProcess, changes: Changes) -> None:
+        self.name, self.process, self._changes = process.group.name, process, changes
         self.failure: Exception | None = None
         self.fresh = True
         self.restarts = 0
@@ -64,38 +67,34 @@ class Replica:
         return self._up
 
     async def generate(self, prompts: DataProto, timeout: float) -> DataProto:
-        """See `dispatcher.Replica.generate`."""
-        batch: DataProto = await self.call("generate_sequences", prompts, timeout=timeout)
-        return batch
-
-    async def call(self, method: str, *args: Any, timeout: float | None) -> Any:
-        """Call its process; a failure of the process's own marks the replica as failed.
-
-        Raises:
-            ReplicaFailed: it is not up, or failed now.
-            Whatever else the worker raises: that is not the replica's fault.
-        """
+        """See `ServingReplica.generate`. What the worker refuses is raised as it is, and no failure."""
         if not self._up:
             raise self.failed()
-        return await self.ask(method, *args, timeout=timeout)
+        with self.calling() as process:
+            return await answer(process.within(timeout).generate_sequences(prompts))
 
-    async def ask(self, method: str, *args: Any, timeout: float | None) -> Any:
-        """`call`, up or not."""
-        group = self.group
+    @contextmanager
+    def calling(self) -> Iterator[ReplicaProcess]:
+        """Calls of the present process, up or not: its own failure in the block is the replica's.
+
+        Raises:
+            ReplicaFailed: in place of what says that the process cannot go on.
+        """
+        process = self.process  # another one may take its place meanwhile
         try:
-            return await answer(group, method, args, timeout)
+            yield process
         except Exception as error:
-            if not is_replicas_own(error, group.name):
+            if not is_replicas_own(error, process.group.name):
                 raise
-            raise self.fail(error, group) from error
+            raise self.fail(error, process) from error
 
-    def fail(self, cause: Exception, group: OwnedGroup | None = None) -> ReplicaFailed:
+    def fail(self, cause: Exception, process: ReplicaProcess | None = None) -> ReplicaFailed:
         """Take no more calls; the failure to raise.
 
         Args:
-            group: whose failure it was, if not the present process's: an earlier one's changes nothing.
+            process: whose failure it was, if not the present one's: an earlier one's changes nothing.
         """
-        if self.failure is None and group in (None, self.group):
+        if self.failure is None and process in (None, self.process):
             self.failure, self.fresh, self._up = cause, False, False
             log.warning("replica %s failed: %s", self.name, cause)
             self._changes.notify()
@@ -108,9 +107,9 @@ class Replica:
         failure.__cause__ = self.failure
         return failure
 
-    def renew(self, group: OwnedGroup) -> None:
+    def renew(self, process: ReplicaProcess) -> None:
         """Another process takes its place; it is not up yet."""
-        self.group, self.failure = group, None
+        self.process, self.failure = process, None
 
     def come_up(self) -> None:
         """Take calls from now on."""
@@ -123,49 +122,32 @@ class ReplicaSet:
 
     Args:
         name: in messages.
-        groups: one process each; their names are those of the replicas.
+        processes: one for each replica; the names of their groups are those of the replicas.
         registry: the weight registry.
 
     Raises:
-        ValueError: no group, or two of one name.
+        ValueError: no process, or two of one name.
     """
 
-    def __init__(self, name: str, groups: Sequence[OwnedGroup], registry: WeightRegistry) -> None:
-        names = [group.name for group in groups]
+    def __init__(self, name: str, processes: Sequence[ReplicaProcess], registry: WeightRegistry) -> None:
+        names = [process.group.name for process in processes]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"a replica set needs groups with different names, got {names}")
         self.name, self._registry = name, registry
         self.changes = Changes()
-        self.replicas = tuple(Replica(group.name, group, self.changes) for group in groups)
+        self.replicas = tuple(Replica(process, self.changes) for process in processes)
         self.min_version: WeightVersion | None = None
         """What was asked to be served: no replica comes up below it."""
 
-    def submit(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Pending:
-        """`generate_sequences` or `update_weights`, as of a worker group; runs where it is awaited.
-
-        Raises (awaited):
-            DeadlineExceeded: no replica was up, or a replica did not answer, by the deadline.
-            What a replica raises that is not its own failure.
-        """
-        methods: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "generate_sequences": self._generate,
-            "update_weights": self._update_weights,
-        }
-        deadline = _Deadline(self, method, timeout)
-        return Pending(lambda: methods[method](*args, **(kwargs or {}), deadline=deadline))
+    def within(self, timeout: float | None) -> ReplicaSetCalls:
+        """Calls of all replicas together, that end `timeout` seconds from now; None sets no deadline."""
+        return ReplicaSetCalls(self, math.inf if timeout is None else timeout)
 
     async def serving(self) -> dict[str, WeightVersion]:
         """What each replica that is up serves, by name."""
         served = await self._registry.serving()
-        return {
-            one.name: served[one.group.name] for one in self.replicas if one.up and one.group.name in served
-        }
+        names = {one.name: one.process.group.name for one in self.replicas if one.up}
+        return {name: served[group] for name, group in names.items() if group in served}
 
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:
         """Wait until those of the replicas that are up, one at least, serve `version` or a newer one.
@@ -175,17 +157,25 @@ class ReplicaSet:
         Returns:
             False when `timeout` seconds passed first.
         """
-        self._raise_min_version(version)
+        self.require(version)
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout
         while (left := deadline - clock()) > 0:
             look = min(left, _LOOK_S)
-            up = [one.group.name for one in self.replicas if one.up and one.name in replicas]
-            if not self._in_service():
+            up = [one.process.group.name for one in self.replicas if one.up and one.name in replicas]
+            if not self.in_service():
                 await self.changes.wait(look)
-            elif await self._registry.wait_serving(up, version, look) and self._in_service():
+            elif await self._registry.wait_serving(up, version, look) and self.in_service():
                 return True
         return False
+
+    def require(self, version: WeightVersion) -> None:
+        """Let no replica come up on weights older than `version` from now on."""
+        self.min_version = version if self.min_version is None else max(self.min_version, version)
+
+    def in_service(self) -> bool:
+        """Whether a replica is up, and none is yet to come up for the first time."""
+        return any(one.up for one in self.replicas) and not any(one.fresh for one in self.replicas)
 
     def metrics(self) -> dict[str, float]:
         """`training/replica_restarts` since the start, and `rollout/replicas_up` now."""
@@ -194,78 +184,56 @@ class ReplicaSet:
             "rollout/replicas_up": float(sum(one.up for one in self.replicas)),
         }
 
-    async def _generate(self, prompts: DataProto, *, deadline: _Deadline) -> DataProto:
+
+class ReplicaSetCalls:
+    """Calls of a replica set with one deadline.
+
+    Raises (both methods):
+        DeadlineExceeded: no replica was up, or a replica did not answer, by then.
+        What a replica raises that is not its own failure.
+    """
+
+    def __init__(self, replicas: ReplicaSet, timeout: float) -> None:
+        self._set, self._timeout = replicas, timeout
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + timeout
+
+    async def generate_sequences(self, prompts: DataProto) -> DataProto:
         """Contiguous rows to each replica that is up, nearly as many to each; the answers in their order."""
-        parts = await self._answers(prompts.stored(), deadline)
-        return DataProto.concat([part for part in parts if len(part)] or parts[:1])
+        await self._until("generate_sequences", lambda: any(one.up for one in self._set.replicas))
+        up = [one for one in self._set.replicas if one.up][: max(1, len(prompts))]
+        return join_rows(await together(*map(self._answer, up, share_rows(prompts, len(up)))))
 
-    async def _answers(self, rows: DataProto, deadline: _Deadline) -> list[DataProto]:
-        await deadline.until(lambda: any(one.up for one in self.replicas))
-        up = [one for one in self.replicas if one.up][: max(1, len(rows))]
-        bounds = [len(rows) * place // len(up) for place in range(len(up) + 1)]
-        async with owned_tasks() as tasks:
-            shares = [
-                tasks.create_task(self._share(one, rows.slice(start, end), deadline))
-                for one, (start, end) in zip(up, itertools.pairwise(bounds), strict=True)
-            ]
-        return [part for share in shares for part in share.result()]
-
-    async def _share(self, replica: Replica, rows: DataProto, deadline: _Deadline) -> list[DataProto]:
-        """One replica's rows; if it fails, they are shared out again."""
+    async def _answer(self, replica: Replica, rows: DataProto) -> DataProto:
+        """One replica's share; if it fails, its rows are shared out again."""
         try:
-            return [await replica.generate(rows, deadline.left())]
+            return await replica.generate(rows, self._left())
         except ReplicaFailed as failure:
-            if deadline.left() <= 0 and isinstance(failure.__cause__, DeadlineExceeded):
+            if self._left() <= 0 and isinstance(failure.__cause__, DeadlineExceeded):
                 raise failure.__cause__ from failure.__cause__.__cause__  # it has the stack of where it was
             log.info("%d prompts of %s are given to others", len(rows), replica.name)
-        return await self._answers(rows, deadline)
+        return await self.generate_sequences(rows)
 
-    async def _update_weights(self, version: WeightVersion, *, deadline: _Deadline) -> None:
+    async def update_weights(self, version: WeightVersion) -> None:
         """Return when all that are up, one at least, serve `version` or a newer one; see `wait_serving`."""
-        self._raise_min_version(version)
-        async with owned_tasks() as tasks:
-            for one in self.replicas:
-                if one.up:
-                    tasks.create_task(self._load(one, version, deadline))
-        await deadline.until(self._in_service)
+        self._set.require(version)
 
-    async def _load(self, replica: Replica, version: WeightVersion, deadline: _Deadline) -> None:
-        try:
-            await replica.call("update_weights", version, timeout=deadline.left())
-        except ReplicaFailed as failure:
-            log.info("weights %s are loaded by the other replicas: %s", version, failure)
+        async def load(replica: Replica) -> None:
+            if not replica.up:
+                return
+            try:
+                with replica.calling() as process:
+                    await answer(process.within(self._left()).update_weights(version))
+            except ReplicaFailed as failure:
+                log.info("weights %s are loaded by the other replicas: %s", version, failure)
 
-    def _in_service(self) -> bool:
-        """Whether a replica is up, and none is yet to come up for the first time."""
-        return any(one.up for one in self.replicas) and not any(one.fresh for one in self.replicas)
+        await together(*map(load, self._set.replicas))
+        await self._until("update_weights", self._set.in_service)
 
-    def _raise_min_version(self, version: WeightVersion) -> None:
-        self.min_version = version if self.min_version is None else max(self.min_version, version)
+    def _left(self) -> float:
+        return self._deadline - self._clock()
 
-
-class Pending:
-    """A call of a replica set. It is awaited once, and is cancelled with the task that awaits it."""
-
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._start = start
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._start().__await__()
-
-
-class _Deadline:
-    """Of one call of a replica set."""
-
-    def __init__(self, replicas: ReplicaSet, method: str, timeout: float | None) -> None:
-        self._replicas, self._method = replicas, method
-        self._timeout = math.inf if timeout is None else timeout
-        self._clock = asyncio.get_running_loop().time
-        self._at = self._clock() + self._timeout
-
-    def left(self) -> float:
-        return self._at - self._clock()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
+    async def _until(self, method: str, holds: Callable[[], bool]) -> None:
         """Wait until something holds of the replicas.
 
         Raises:
@@ -273,17 +241,16 @@ class _Deadline:
                 cause.
         """
         while not holds():
-            if self.left() <= 0:
-                down = [rank for rank, one in enumerate(self._replicas.replicas) if not one.up]
-                failures = [one.failure for one in self._replicas.replicas if one.failure is not None]
-                error = DeadlineExceeded(self._method, self._replicas.name, down, self._timeout)
+            if self._left() <= 0:
+                down = [rank for rank, one in enumerate(self._set.replicas) if not one.up]
+                failures = [one.failure for one in self._set.replicas if one.failure is not None]
+                error = DeadlineExceeded(method, self._set.name, down, self._timeout)
                 raise error from (failures[-1] if failures else None)
-            await self._replicas.changes.wait(min(self.left(), _LOOK_S))
+            await self._set.changes.wait(min(self._left(), _LOOK_S))
 
 
-async def answer(group: OwnedGroup, method: str, args: Sequence[Any], timeout: float | None) -> Any:
-    """Call a group; cancelled, the work is given up there too."""
-    call = group.submit(method, args, timeout=timeout)
+async def answer(call: Call[T]) -> T:
+    """The result of a call; cancelled, the work is given up in the worker too."""
     try:
         return await call
     except asyncio.CancelledError:

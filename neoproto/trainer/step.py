@@ -13,6 +13,7 @@ Shape legend: b = samples, t = response tokens (fixed width R).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,8 @@ from neoproto.data import DataProto
 from neoproto.trainer.estimators import Estimator, advantage_options, chosen_estimator
 from neoproto.trainer.metrics.batch import batch_metrics, importance_metrics, logprob_difference
 from neoproto.trainer.metrics.phases import PhaseClock
-from neoproto.trainer.protocols import Workers
-from neoproto.trainer.tasks import together
+from neoproto.trainer.protocols import Call, Workers
+from neoproto.trainer.tasks import owned_tasks
 
 READ_COLUMNS = (
     "response_mask",
@@ -109,9 +110,8 @@ async def ppo_step(
     Returns:
         The finished batch (references; the caller releases it) and the metrics.
     """
-    batch = await clock.call(
-        "gen", workers.rollout, "generate_sequences", prompts, timeout=settings.timeouts.generate
-    )
+    rollout = workers.rollout.within(settings.timeouts.generate)
+    batch = await clock.wait("gen", rollout.generate_sequences(prompts))
     return await learn(workers, batch, settings, clock)
 
 
@@ -126,17 +126,20 @@ async def learn(
     Returns:
         The finished batch (references; the caller releases it) and the metrics.
     """
-    limits = settings.timeouts
+    limit = settings.timeouts.update
     batch = await annotate(workers, batch, settings, clock)
     with clock.phase("adv"):
         batch, metrics = estimate(batch, settings)
-    updates = [clock.call("update_actor", workers.actor, "update_actor", batch, timeout=limits.update)]
-    if workers.critic is not None:
-        updates.append(
-            clock.call("update_critic", workers.critic, "update_critic", batch, timeout=limits.update)
-        )
-    for update in await together(*updates):
-        metrics |= update
+    async with owned_tasks() as tasks:
+
+        def book(phase: str, call: Call[dict[str, float]]) -> asyncio.Task[dict[str, float]]:
+            return tasks.create_task(clock.wait(phase, call))
+
+        updates = [book("update_actor", workers.actor.within(limit).update_actor(batch))]
+        if workers.critic is not None:
+            updates.append(book("update_critic", workers.critic.within(limit).update_critic(batch)))
+    for update in updates:
+        metrics |= update.result()
     return batch, metrics
 
 
@@ -147,20 +150,21 @@ async def annotate(
 
     With `bypass_mode` the old log-probs are rollout's, under a second name; the policy is not asked.
     """
-    limits = settings.timeouts
-    calls = [clock.call("reward", workers.reward, "compute_score", batch, timeout=limits.reward)]
-    if not settings.correction.bypass_mode:
-        calls.append(
-            clock.call("old_log_prob", workers.actor, "compute_log_prob", batch, timeout=limits.log_prob)
-        )
-    if workers.reference is not None:
-        calls.append(
-            clock.call("ref", workers.reference, "compute_ref_log_prob", batch, timeout=limits.log_prob)
-        )
-    if workers.critic is not None:
-        calls.append(clock.call("values", workers.critic, "compute_values", batch, timeout=limits.values))
-    for result in await together(*calls):
-        batch = batch.union(result)
+    limits, actor, reference, critic = settings.timeouts, workers.actor, workers.reference, workers.critic
+    async with owned_tasks() as tasks:
+
+        def book(phase: str, call: Call[DataProto]) -> asyncio.Task[DataProto]:
+            return tasks.create_task(clock.wait(phase, call))
+
+        calls = [book("reward", workers.reward.within(limits.reward).compute_score(batch))]
+        if not settings.correction.bypass_mode:
+            calls.append(book("old_log_prob", actor.within(limits.log_prob).compute_log_prob(batch)))
+        if reference is not None:
+            calls.append(book("ref", reference.within(limits.log_prob).compute_ref_log_prob(batch)))
+        if critic is not None:
+            calls.append(book("values", critic.within(limits.values).compute_values(batch)))
+    for call in calls:
+        batch = batch.union(call.result())
     if settings.correction.bypass_mode:
         recorded = batch.select("rollout_log_probs", [])
         batch = batch.union(recorded.rename("rollout_log_probs", "old_log_probs"))

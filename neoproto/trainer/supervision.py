@@ -28,8 +28,8 @@ from neoproto.errors import (
     RuntimeClosed,
 )
 from neoproto.text import first_line
-from neoproto.trainer.protocols import OwnedGroup
-from neoproto.trainer.replicas import Replica, ReplicaSet, answer, is_replicas_own
+from neoproto.trainer.protocols import ReplicaProcess
+from neoproto.trainer.replicas import Replica, ReplicaSet, answer
 from neoproto.trainer.tasks import on_thread, owned_tasks
 from neoproto.weights import WeightRegistry, WeightVersion
 
@@ -78,7 +78,7 @@ class Supervisor:
         replicas: ReplicaSet,
         registry: WeightRegistry,
         registry_group: Any,
-        spawn: Callable[[int], OwnedGroup],
+        spawn: Callable[[int], ReplicaProcess],
         options: SupervisionOptions,
         *,
         tell: Callable[[str], None] = lambda line: None,
@@ -135,14 +135,16 @@ class Supervisor:
 
     async def _load(self, replica: Replica) -> WeightVersion:
         """Have a new process serve what is current; what it serves. No await follows the last look."""
-        limit, name = self._options.load_timeout, replica.group.name
-        await replica.ask("attach_registry", self._registry_group, name, timeout=limit)
+        limit, name = self._options.load_timeout, replica.process.group.name
+        with replica.calling() as process:
+            await answer(process.within(limit).attach_registry(self._registry_group, name))
         while True:
             current = await self._registry.latest()
             if current is None:  # a run begins: its policy has not published yet
                 await self._registry.wait_newer(None, _VERSION_S)
                 continue
-            await replica.ask("update_weights", current.version, timeout=limit)
+            with replica.calling() as process:
+                await answer(process.within(limit).update_weights(current.version))
             served = (await self._registry.serving()).get(name)
             if served is not None and served >= max(
                 current.version, self._set.min_version or current.version
@@ -151,7 +153,8 @@ class Supervisor:
 
     async def _agent(self, replica: Replica) -> NoReturn:
         """Its update agent: no deadline, since it has no end of its own."""
-        await replica.ask("run_agent", timeout=None)
+        with replica.calling() as process:
+            await answer(process.within(None).run_agent())
         raise replica.fail(NeoProtoError("its update agent ended"))
 
     async def _heartbeat(self, replica: Replica) -> NoReturn:
@@ -162,20 +165,17 @@ class Supervisor:
         """
         limit, missed = self._options.heartbeat_timeout / 2, 0
         while True:
-            try:
-                await answer(replica.group, "ping", (), limit)
-                missed = 0
-            except DeadlineExceeded as error:
-                missed += 1
-                if missed == 2:
-                    text = f"no answer to a heartbeat for {self._options.heartbeat_timeout:g} s"
-                    log.warning("replica %s: %s", replica.name, error)
-                    raise replica.fail(NeoProtoError(text)) from error
-                continue
-            except Exception as error:
-                if not is_replicas_own(error, replica.group.name):
-                    raise
-                raise replica.fail(error) from error
+            with replica.calling() as process:
+                try:
+                    await answer(process.within(limit).ping())
+                    missed = 0
+                except DeadlineExceeded as error:
+                    missed += 1
+                    if missed == 2:
+                        text = f"no answer to a heartbeat for {self._options.heartbeat_timeout:g} s"
+                        log.warning("replica %s: %s", replica.name, error)
+                        raise replica.fail(NeoProtoError(text)) from error
+                    continue
             await asyncio.sleep(self._options.heartbeat_interval)
 
     async def _replace(self, index: int, replica: Replica, failure: ReplicaFailed, causes: list[str]) -> None:
@@ -208,18 +208,18 @@ class Supervisor:
 
     async def _release(self, replica: Replica) -> None:
         """End what is left of a process; its device is free then, and its leases end before it is."""
-        group = replica.group
+        group = replica.process.group
         await self._registry.forget_replica(group.name)
         async with _bounded("close", group.name, _CLOSE_S):
             await on_thread(lambda: group.close(0.0), name=f"close {group.name}")
         await self._registry.forget_replica(group.name)  # of what it did until it was ended
 
-    async def _started(self, index: int, replica: Replica) -> OwnedGroup:
+    async def _started(self, index: int, replica: Replica) -> ReplicaProcess:
         async with _bounded("start", replica.name, self._options.start_limit):
             return await on_thread(
                 lambda: self._spawn(index),
                 name=f"start {replica.name}",
-                unwanted=lambda group: group.close(0.0),
+                unwanted=lambda process: process.group.close(0.0),
             )
 
 

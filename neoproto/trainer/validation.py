@@ -87,10 +87,10 @@ async def validate(
             meta = {"validate": True, "greedy": one.greedy, "n": one.samples, "step": step, "keep_text": True}
             prompts = batch.select()
             prompts.meta_info |= meta
-            answers = await clock.call(
-                "testing", workers.rollout, "generate_sequences", prompts, timeout=timeout
-            )
-            scores = await clock.call("testing", workers.reward, "compute_score", answers, timeout=timeout)
+            generated = workers.rollout.within(timeout).generate_sequences(prompts)
+            answers = await clock.wait("testing", generated)
+            judged = workers.reward.within(timeout).compute_score(answers)
+            scores = await clock.wait("testing", judged)
             samples += collect_samples(answers.union(scores), step, one.label)
             scores.release()
             answers.release()

@@ -101,7 +101,7 @@ class WeightFlow(ABC):
         submitted in, which also serialises versions.
         """
         version, self._next = self._next, self._next.next()
-        call = self._workers.actor.submit("publish_weights", (version,), timeout=self._limit)
+        call = self._workers.actor.within(self._limit).publish_weights(version)
         task = self._tasks.create_task(_finish(call), name=f"publish {version}")
         self._newest = Ticket(version=version, _flow=self, _publishing=task)
         return self._newest
@@ -118,9 +118,8 @@ class DrivenFlow(WeightFlow):
 
     async def commit(self, version: WeightVersion, clock: PhaseClock, limit: float | None = None) -> None:
         if self._committed is None or version > self._committed:
-            await clock.call(
-                PHASE, self._workers.rollout, "update_weights", version, timeout=limit or self._limit
-            )
+            rollout = self._workers.rollout.within(limit or self._limit)
+            await clock.wait(PHASE, rollout.update_weights(version))
             self._committed = version
 
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actors.dispatch import first_result, replicate, split_batch
+from actors.dispatch import first_result, joined, replicate, split_batch, spread_batch
 from actors.training.critic import CriticWorker
 from actors.training.policy import PolicyWorker
 from actors.training.reference import ReferenceWorker
@@ -24,6 +24,19 @@ def test_a_batch_is_split_and_never_padded():
     assert rest == {}
     with pytest.raises(ValueError, match="3 rows do not divide over 2 ranks"):
         split_batch(GROUP, batch.slice(0, 3))
+
+
+def test_independent_rows_are_spread_in_nearly_equal_shares_and_joined_in_order():
+    batch = DataProto.from_dict(tensors={"a": torch.arange(3)})
+    (shares,), rest = spread_batch(GROUP, batch)
+    assert [share["a"].tolist() for share in shares] == [[0], [1, 2]]
+    assert rest == {}
+    assert joined(GROUP, shares)["a"].tolist() == [0, 1, 2]
+    (shares,), _ = spread_batch(GROUP, batch.slice(0, 1))
+    assert [len(share) for share in shares] == [0, 1]
+    assert joined(GROUP, shares)["a"].tolist() == [0]
+    (nothing,), _ = spread_batch(GROUP, batch.slice(0, 0))
+    assert len(joined(GROUP, nothing)) == 0
 
 
 def test_updates_split_and_publishing_replicates_and_both_answer_once():

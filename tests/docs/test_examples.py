@@ -22,7 +22,7 @@ from neoproto.store import MemoryStore, use_store
 from neoproto.trainer.metrics.record import training_parts
 from neoproto.trainer.metrics.tracking import JsonlTracker
 from tests.docs.pages import ROOT, file_in
-from tests.neoproto.trainer.fakes import FakeGroup, FakePrompts, World
+from tests.neoproto.trainer.fakes import FakeHandle, FakePrompts, World
 from tests.neoproto.trainer.recording import Recorder
 
 EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def test_the_loop_trains_on_the_best_sample_of_each_prompt(tmp_path: Path) -> No
         return {"actor/pg_loss": -1.0}
 
     workers, store = world.workers(critic=False), MemoryStore()
-    cast(FakeGroup, workers.actor).methods["update_actor"] = update
+    cast(FakeHandle, workers.actor).group.methods["update_actor"] = update
     with use_store(store):
         parts = training_parts(
             load_config({"actor_rollout_ref": {"rollout": {"n": 2}}}),

@@ -31,8 +31,8 @@ from neoproto.trainer.checkpoint.resume import (
 from neoproto.trainer.checkpoint.rollout_state import RolloutSnapshot
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.metrics.record import TrainingParts
-from neoproto.trainer.protocols import Group
-from neoproto.trainer.tasks import together
+from neoproto.trainer.protocols import Trained
+from neoproto.trainer.tasks import owned_tasks, together
 from neoproto.weights.version import WeightVersion
 
 PHASE = "save_checkpoint"
@@ -67,8 +67,9 @@ class Checkpointer:
         self._freq = parts.config.trainer.save_freq
         self._limit = parts.config.trainer.timeouts.checkpoint
         workers = parts.workers
-        groups = {"actor": workers.actor, "critic": workers.critic}
-        self._groups: dict[str, Group] = {role: one for role, one in groups.items() if one is not None}
+        self._trained: dict[str, Trained] = {"actor": workers.actor}
+        if workers.critic is not None:
+            self._trained["critic"] = workers.critic
         self._writing: asyncio.Task[None] | None = None
         # Now, as the workers were started with it: a file of the user's may be changed while the run goes on.
         self._fixed = fixed_options(parts.config) | code_options(parts.config, parts.loop)
@@ -96,12 +97,10 @@ class Checkpointer:
         started = time.perf_counter()
         with _disk_errors(step, folder.root):
             partial = await asyncio.to_thread(self._begin, folder, step)
-        await together(
-            *(
-                clock.call(PHASE, group, "save_checkpoint", str(partial / role), timeout=self._limit)
-                for role, group in self._groups.items()
-            )
-        )
+        async with owned_tasks() as tasks:
+            for role, trained in self._trained.items():
+                saving = trained.within(self._limit).save_checkpoint(str(partial / role))
+                tasks.create_task(clock.wait(PHASE, saving))
         self._parts.recorder.saved(step, time.perf_counter() - started)
         context = take()
         state = self._state(step, context)
@@ -116,7 +115,7 @@ class Checkpointer:
 
     def _begin(self, folder: CheckpointFolder, step: int) -> Path:
         partial = folder.begin(step)
-        for role in self._groups:
+        for role in self._trained:
             (partial / role).mkdir()
         return partial
 
@@ -130,7 +129,7 @@ class Checkpointer:
             kl={} if kl is None else kl.state_dict(),
             recorder=parts.recorder.state_dict(),
             positions=positions(parts.run_dir),
-            ranks={role: group.world_size for role, group in self._groups.items()},
+            ranks={role: trained.group.world_size for role, trained in self._trained.items()},
             fixed=self._fixed,
             rollout=context.progress,
         )
@@ -160,14 +159,14 @@ class Checkpointer:
     ) -> dict[str, str]:
         """Relative name -> SHA-256 of every file, once all are on the disk."""
 
-        async def of_workers(role: str, group: Group) -> dict[str, str]:
-            ranks: list[dict[str, str]] = await group.submit("finish_checkpoint", timeout=self._limit)
+        async def of_workers(role: str, trained: Trained) -> dict[str, str]:
+            ranks = await trained.within(self._limit).finish_checkpoint()
             return {f"{role}/{name}": sha for files in ranks for name, sha in files.items()}
 
         async def of_controller() -> dict[str, str]:
             return await asyncio.to_thread(self._own_files, partial, state, rollout)
 
-        works: list[Any] = [of_workers(role, group) for role, group in self._groups.items()]
+        works: list[Any] = [of_workers(role, trained) for role, trained in self._trained.items()]
         digests: dict[str, str] = {}
         for files in await together(of_controller(), *works):
             digests |= files

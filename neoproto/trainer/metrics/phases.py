@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from neoproto import trace
-from neoproto.trainer.protocols import Callee
 
 T = TypeVar("T")
 
@@ -41,17 +40,16 @@ class PhaseClock:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
-    async def call(self, phase: str, group: Callee, method: str, *args: Any, timeout: float) -> Any:
-        """Call `method` on `group`, wait for its result, and book the wait under `phase`.
-
-        Raises:
-            DeadlineExceeded: no result within `timeout` seconds of now.
-            WorkerDied, RemoteError or the worker's own exception.
-        """
-        return await self.wait(phase, group.submit(method, args, timeout=timeout))
+    async def call(self, phase: str, workers: Any, method: str, *args: Any, timeout: float) -> Any:
+        """`wait` for a method of `workers.within(timeout)` by its name: kept for one release."""
+        return await self.wait(phase, getattr(workers.within(timeout), method)(*args))
 
     async def wait(self, phase: str, awaitable: Awaitable[T]) -> T:
-        """Wait for work that others do, and book the wait under `phase`."""
+        """Wait for work that others do, a call of workers say, and book the wait under `phase`.
+
+        Raises:
+            What the work raises: of a call DeadlineExceeded, WorkerDied or the worker's own exception.
+        """
         with self.phase(phase, "wait"):
             if self._in_flight == 0:
                 self._waiting_since = time.perf_counter()

@@ -15,8 +15,8 @@ import torch
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.options import EngineOptions, RolloutOptions, check_servable, rollout_env
 from actors.rollout.worker import Rollout, check_answers, make_columns, make_requests, unpadded
-from actors.spread import join_rows, share_rows
 from neoproto.data import DataProto
+from neoproto.data.dispatch import join_rows, share_rows
 from neoproto.data.generation import Generation, SamplingParams, request_seed
 from neoproto.data.model_files import read_model_config
 from neoproto.errors import ConfigError, RolloutError, WeightMismatch
@@ -161,14 +161,11 @@ def test_each_sample_has_the_seed_of_its_uid_index_and_version() -> None:
 def test_the_number_of_replicas_changes_nothing(rollout: Rollout, replicas: int, stored: bool) -> None:
     from neoproto.store import use_store
 
-    class Group:
-        world_size = replicas
-
     async def spread(batch: DataProto) -> DataProto:
-        (shares,), _ = share_rows(Group(), batch)
+        shares = share_rows(batch, replicas)
         assert len(shares) == replicas
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        return join_rows(Group(), [await rollout.generate(share) for share in shares])
+        return join_rows([await rollout.generate(share) for share in shares])
 
     def run() -> None:
         whole = asyncio.run(rollout.generate(prompts(5)))

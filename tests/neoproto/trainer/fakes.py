@@ -56,6 +56,19 @@ class Answer:
         return self._make().__await__()
 
 
+class FakeHandle:
+    """Has every method of a fake group, by name, as a handle has those of a worker class."""
+
+    def __init__(self, group: Any, timeout: float | None = None) -> None:
+        self.group, self._timeout = group, timeout
+
+    def within(self, timeout: float | None) -> FakeHandle:
+        return FakeHandle(self.group, timeout)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args: self.group.submit(method, args, timeout=self._timeout)
+
+
 class FakeGroup:
     """A group whose methods are the functions given; each may be plain or async."""
 
@@ -184,8 +197,8 @@ class World:
         self.served.append(version)
 
     def workers(self, *, critic: bool = True, reference: bool = False) -> Workers:
-        def group(name: str, world_size: int = 1, **methods: Callable[..., Any]) -> FakeGroup:
-            return FakeGroup(name, self.calls, methods, world_size)
+        def group(name: str, world_size: int = 1, **methods: Callable[..., Any]) -> Any:
+            return FakeHandle(FakeGroup(name, self.calls, methods, world_size))
 
         return Workers(
             num_devices=max(self.devices),

@@ -17,6 +17,7 @@ from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.supervision import SupervisionOptions, Supervisor
 from neoproto.trainer.tasks import beside
 from neoproto.weights import Manifest, WeightRegistry, WeightVersion
+from tests.neoproto.trainer.fakes import FakeHandle
 from tests.neoproto.trainer.replay import answers, version
 
 SIGKILL = "signal 9 (SIGKILL)"
@@ -141,6 +142,11 @@ class Process:
         return answers(rows, [[self.served.n] for _ in rows])
 
 
+def handle(process: Process) -> Any:
+    """What its holder calls it by."""
+    return FakeHandle(process)
+
+
 class Cluster:
     """Replicas and their supervision; a test changes what it is about before `run`.
 
@@ -159,7 +165,7 @@ class Cluster:
         self.spawn_gate.set()
         self.spawned: list[int] = []
         self.told: list[str] = []
-        self.set = ReplicaSet("rollout", self.processes[:count], self.registry)
+        self.set = ReplicaSet("rollout", [handle(one) for one in self.processes[:count]], self.registry)
         usual: dict[str, Any] = {
             "max_restarts": 3,
             "heartbeat_interval": 0.01,
@@ -172,7 +178,7 @@ class Cluster:
             self.set,
             self.registry,
             "the registry",
-            self.spawn,
+            lambda index: self.spawn(index),
             SupervisionOptions(**(usual | options)),
             tell=self.told.append,
         )
@@ -180,14 +186,14 @@ class Cluster:
     def process(self, name: str) -> Process:
         return Process(name, self.registry, self._n)
 
-    def spawn(self, index: int) -> Process:
+    def spawn(self, index: int) -> Any:
         self.spawned.append(index)
         assert self.spawn_gate.wait(10)
         if self.spawn_failures:
             raise self.spawn_failures.pop(0)
         made = self.process(f"rollout-{index}-{1 + len(self.spawned)}")
         self.processes.append(made)
-        return made
+        return handle(made)
 
     async def publish(self, n: int) -> WeightVersion:
         await self.registry.publish(Manifest(version=version(n), entries=(), buckets=(), bucket_bytes=()))
@@ -211,4 +217,4 @@ class Cluster:
 
     async def bring_up(self, n: int = 0) -> None:
         """The first version, served by all."""
-        await self.set.submit("update_weights", (await self.publish(n),), timeout=5)
+        await self.set.within(5).update_weights(await self.publish(n))

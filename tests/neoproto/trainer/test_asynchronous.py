@@ -231,7 +231,7 @@ def test_validation_waits_for_the_newest_version_everywhere(tmp_path: Path, mode
 
     def with_watch(**kwargs: Any) -> Any:
         made = workers(**kwargs)
-        made.rollout.methods["generate_sequences"] = generate  # type: ignore[attr-defined]
+        made.rollout.group.methods["generate_sequences"] = generate  # type: ignore[attr-defined]
         return made
 
     scene.world.workers = with_watch  # type: ignore[method-assign]

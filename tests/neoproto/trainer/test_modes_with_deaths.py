@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from neoproto.errors import ReplicaLost
 from neoproto.store import MemoryStore
 from neoproto.trainer.asynchronous import AsyncTrainer
 from neoproto.trainer.metrics.record import training_parts
-from neoproto.trainer.replicas import Pending
 from neoproto.trainer.sync import SyncTrainer
 from neoproto.trainer.tasks import beside
 from neoproto.weights import Manifest, WeightVersion
@@ -84,15 +84,17 @@ class Run(Cluster):
             self.trained.append([str(uid) for uid in batch["uid"]])
         return self._score(batch)
 
-    def submit(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Pending:
-        self.asked.append(method)
-        return self.set.submit(method, args, kwargs, timeout)
+    def within(self, timeout: float) -> Any:
+        calls = self.set.within(timeout)
+
+        def noting(method: str) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                self.asked.append(method)
+                return getattr(calls, method)(*args)
+
+            return call
+
+        return SimpleNamespace(**{name: noting(name) for name in ("generate_sequences", "update_weights")})
 
     def train(self) -> list[dict[str, float]]:
         config = load_config(

@@ -16,6 +16,7 @@ from neoproto.store import MemoryStore, use_store
 from neoproto.trainer.prompt_queue import PromptQueue, PromptTicket
 from neoproto.trainer.replay_buffer import ReplayBuffer, Sampled, versions_of
 from tests.neoproto.trainer.replay import answers, answers_of, running, version
+from tests.virtual_time import run
 
 CHUNK_COLUMNS, PROMPT_COLUMNS = 3, 2
 OFF = "training/off_policy"
@@ -35,7 +36,7 @@ class Bench:
             max_off_policy_threshold=threshold,
             strategy=strategy,
             refill=self.asked.append,
-            poll_interval=0.01,
+            poll_interval=1.0,
             **options,
         )
 
@@ -54,7 +55,7 @@ class Bench:
         return tickets
 
     def sample(self, count: int, newest: int = 0, timeout: float = 5.0) -> Sampled:
-        return asyncio.run(self.buffer.sample(count, version(newest), timeout=timeout))
+        return run(lambda: self.buffer.sample(count, version(newest), timeout=timeout))
 
 
 def uids(sampled: Sampled) -> list[str]:
@@ -91,21 +92,21 @@ def test_a_sample_waits_for_the_last_group(store: MemoryStore) -> None:
         tickets = bench.run(3)
         bench.finish(tickets[:2])
         waiting = asyncio.create_task(bench.buffer.sample(3, version(0), timeout=5))
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(4.0)
         assert not waiting.done()
         bench.finish(tickets[2:])
         return await waiting
 
-    assert len(asyncio.run(scenario()).batch) == 6
+    assert len(run(scenario).batch) == 6
 
 
 def test_a_wait_ends_at_its_deadline_and_says_what_was_missing() -> None:
     bench = Bench()
     bench.add(1)
     bench.run(2, first=1)
-    message = "no training batch of 4 prompts within 0 s: 1 are ready, 2 being generated, 0 waiting"
+    message = "no training batch of 4 prompts within 5 s: 1 are ready, 2 being generated, 0 waiting"
     with pytest.raises(SamplesMissing, match=message):
-        bench.sample(4, timeout=0.05)
+        bench.sample(4, timeout=5.0)
     assert len(bench.buffer) == 1
 
 
@@ -114,12 +115,12 @@ def test_a_wait_ends_with_a_failed_prompt() -> None:
 
     async def scenario() -> None:
         waiting = asyncio.create_task(bench.buffer.sample(1, version(0), timeout=60))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(4.0)
         bench.queue.give_back(bench.run(1), WorkerDied("rollout", 0, "here", "exit code 1"))
-        await asyncio.wait_for(waiting, timeout=5)
+        await waiting
 
     with pytest.raises(PromptFailed, match="exit code 1"):
-        asyncio.run(scenario())
+        run(scenario)
 
 
 def test_a_wait_ends_when_a_health_check_fails() -> None:
@@ -186,12 +187,12 @@ def test_wait_holds_a_batch_back_for_groups_at_the_threshold() -> None:
         old = bench.run(1, served=1)
         bench.add(2, served=3, first=1)
         waiting = asyncio.create_task(bench.buffer.sample(2, version(3), timeout=5))
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(4.0)
         assert not waiting.done()
         bench.finish(old, served=1)
         return await waiting
 
-    assert uids(asyncio.run(scenario())) == ["p0", "p1"]
+    assert uids(run(scenario)) == ["p0", "p1"]
 
 
 def test_wait_takes_no_notice_of_younger_groups_nor_of_pending_ones() -> None:
@@ -208,7 +209,7 @@ def test_wait_names_what_it_waits_for_when_the_deadline_passes() -> None:
     bench.run(1, served=2)
     bench.add(1, served=3, first=1)
     with pytest.raises(SamplesMissing, match="has yet to finish prompts that are 1 versions old"):
-        bench.sample(1, newest=3, timeout=0.05)
+        bench.sample(1, newest=3, timeout=5.0)
 
 
 def test_wait_evicts_only_what_no_batch_had_room_for() -> None:

@@ -22,7 +22,7 @@ from neoproto.errors import (
     WorkerDied,
 )
 from neoproto.trainer.replicas import ReplicaSet, is_replicas_own
-from tests.neoproto.trainer.processes import Cluster
+from tests.neoproto.trainer.processes import Cluster, handle
 from tests.neoproto.trainer.replay import prompts, version
 
 
@@ -35,7 +35,7 @@ def names(count: int) -> list[str]:
 
 
 async def generate(cluster: Cluster, count: int, timeout: float = 5.0) -> DataProto:
-    batch: DataProto = await cluster.set.submit("generate_sequences", (prompts(count),), timeout=timeout)
+    batch: DataProto = await cluster.set.within(timeout).generate_sequences(prompts(count))
     return batch
 
 
@@ -61,7 +61,7 @@ def test_nothing_to_generate_is_answered_with_nothing() -> None:
 
     async def play() -> None:
         await cluster.bring_up()
-        assert len(await cluster.set.submit("generate_sequences", (prompts(2).slice(0, 0),), timeout=5)) == 0
+        assert len(await cluster.set.within(5).generate_sequences(prompts(2).slice(0, 0))) == 0
 
     cluster.run(play)
 
@@ -116,7 +116,7 @@ def test_without_a_replica_a_call_waits_until_its_deadline_and_says_who_is_missi
         assert caught.value.ranks == (0, 1)
         assert isinstance(caught.value.__cause__, WorkerDied)
         with pytest.raises(DeadlineExceeded, match=r"rollout\.update_weights did not answer within 0\.1 s"):
-            await cluster.set.submit("update_weights", (version(0),), timeout=0.1)
+            await cluster.set.within(0.1).update_weights(version(0))
         assert not await cluster.set.wait_serving(["rollout-0", "rollout-1"], version(0), 0.1)
         cluster.spawn_gate.set()
 
@@ -142,7 +142,7 @@ def test_weights_are_loaded_by_those_that_are_up_whoever_dies_of_it() -> None:
         await cluster.bring_up()
         cluster.processes[1].failures["update_weights"] = WorkerDied("rollout-1", 0, "here", "exit code 1")
         cluster.spawn_gate.clear()
-        await cluster.set.submit("update_weights", (await cluster.publish(1),), timeout=5)
+        await cluster.set.within(5).update_weights(await cluster.publish(1))
         assert [one.up for one in cluster.set.replicas] == [True, False, True]
         assert {one.served for one in (cluster.processes[0], cluster.processes[2])} == {version(1)}
         cluster.spawn_gate.set()
@@ -159,7 +159,7 @@ def test_when_all_die_of_a_load_it_waits_for_a_successor() -> None:
         await cluster.bring_up()
         for one in cluster.processes:
             one.failures["update_weights"] = EngineFailed("out of memory")
-        await cluster.set.submit("update_weights", (await cluster.publish(1),), timeout=5)
+        await cluster.set.within(5).update_weights(await cluster.publish(1))
         up = [one for one in cluster.set.replicas if one.up]
         assert up
         assert {(await cluster.set.serving())[one.name] for one in up} == {version(1)}
@@ -231,7 +231,7 @@ def test_a_late_failure_of_an_earlier_process_changes_nothing() -> None:
         with pytest.raises(ReplicaFailed, match="too late"):
             raise replica.fail(EngineFailed("too late"), old)
         assert replica.up
-        replica.fail(EngineFailed("in time"), replica.group)
+        replica.fail(EngineFailed("in time"), replica.process)
         assert not replica.up
 
     asyncio.run(play_alone(cluster, play))
@@ -303,6 +303,6 @@ def test_which_failures_are_a_replicas_own(error: Exception, own: bool) -> None:
 
 def test_replicas_have_different_names() -> None:
     cluster = Cluster(1)
-    for groups in ([], [cluster.process("a"), cluster.process("a")]):
+    for processes in ([], [handle(cluster.process("a")) for _ in range(2)]):
         with pytest.raises(ValueError, match="groups with different names"):
-            ReplicaSet("rollout", groups, cluster.registry)
+            ReplicaSet("rollout", processes, cluster.registry)

@@ -84,14 +84,14 @@ def test_no_prompt_is_lost_or_answered_twice(
                 await asyncio.sleep(0)
             if publishes:
                 await cluster.publish(number)
-            group = cluster.set.replicas[index % replicas].group
+            group = cluster.set.replicas[index % replicas].process.group
             assert isinstance(group, Process)
             group.die()
         await cluster.until(lambda: queue.counts().finished == count)
 
     cluster.run(play)
     assert queue.counts() == PromptCounts(pending=0, running=0, finished=count, failed=0)
-    groups = buffer._groups.values()
+    groups = buffer.state().groups
     assert sorted(group.ticket.serial for group in groups) == list(range(count))
     assert sorted(group.ticket.uid for group in groups) == sorted(f"p{number}" for number in range(count))
     assert len(buffer) == count

@@ -18,7 +18,7 @@ from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.protocols import Workers
 from neoproto.trainer.step import StepSettings, annotate, estimate, kl_controller, learn, ppo_step
 from neoproto.trainer.tasks import together
-from tests.neoproto.trainer.fakes import GENERATED, FakeGroup, World, prompt_batch
+from tests.neoproto.trainer.fakes import GENERATED, FakeHandle, World, prompt_batch
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -114,8 +114,9 @@ def test_without_critic_and_reference_nobody_asks_for_them() -> None:
 def meeting(workers: Workers, methods: set[str]) -> None:
     """Let the methods answer only once all of them are running."""
     barrier = asyncio.Barrier(len(methods))
-    for group in (workers.reward, workers.actor, workers.critic, workers.reference):
-        assert isinstance(group, FakeGroup)
+    for handle in (workers.reward, workers.actor, workers.critic, workers.reference):
+        assert isinstance(handle, FakeHandle)
+        group = handle.group
         for name in methods & group.methods.keys():
 
             async def met(batch: DataProto, answer: Any = group.methods[name]) -> Any:
@@ -467,8 +468,8 @@ def test_the_first_failure_is_raised_as_itself_and_the_other_waits_end() -> None
 
     async def run() -> None:
         workers = World().workers()
-        assert isinstance(workers.actor, FakeGroup)
-        assert isinstance(workers.reward, FakeGroup)
+        assert isinstance(workers.actor, FakeHandle)
+        assert isinstance(workers.reward, FakeHandle)
 
         async def never(_: DataProto) -> None:
             try:
@@ -480,8 +481,8 @@ def test_the_first_failure_is_raised_as_itself_and_the_other_waits_end() -> None
             await asyncio.sleep(0.01)
             raise RewardError("sample u1: no score")
 
-        workers.actor.methods["compute_log_prob"] = never
-        workers.reward.methods["compute_score"] = fail
+        workers.actor.group.methods["compute_log_prob"] = never
+        workers.reward.group.methods["compute_score"] = fail
         await asyncio.wait_for(ppo_step(workers, prompt_batch(), settings(), PhaseClock()), 5.0)
 
     with pytest.raises(RewardError, match="sample u1: no score"):

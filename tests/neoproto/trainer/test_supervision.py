@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -171,13 +172,13 @@ def test_a_death_while_it_is_being_replaced_counts_as_well(method: str) -> None:
     cluster = Cluster(1, max_restarts=2)
     spawn = cluster.spawn
 
-    def spawning(index: int) -> object:
+    def spawning(index: int) -> Any:
         made = spawn(index)
         if len(cluster.spawned) == 1:
-            made.failures[method] = WorkerDied(made.name, 0, "here", "exit code 1")
+            made.group.failures[method] = WorkerDied(made.group.name, 0, "here", "exit code 1")
         return made
 
-    cluster.supervisor._spawn = spawning  # type: ignore[assignment]
+    cluster.spawn = spawning  # type: ignore[method-assign]
 
     async def play() -> None:
         await cluster.bring_up()
@@ -195,7 +196,7 @@ def test_without_restarts_the_first_death_ends_the_run() -> None:
     async def play() -> None:
         await cluster.bring_up()
         cluster.processes[1].die()
-        await cluster.set.submit("generate_sequences", (prompts(4),), timeout=5)
+        await cluster.set.within(5).generate_sequences(prompts(4))
         await asyncio.Event().wait()
 
     with pytest.raises(ReplicaLost, match=r"rollout-1 is lost after 0 restart\(s\): 1\. worker .*SIGKILL"):
@@ -244,7 +245,7 @@ def test_a_start_has_a_deadline_and_what_it_made_afterwards_is_released() -> Non
         await cluster.until(lambda: len(cluster.processes) == 1 + len(cluster.spawned))
         await cluster.until(lambda: [one.closed for one in cluster.processes].count(False) == 1)
         (open_one,) = [one for one in cluster.processes if not one.closed]
-        assert cluster.set.replicas[0].group is open_one
+        assert cluster.set.replicas[0].process.group is open_one
 
     cluster.run(play)
     assert "rollout-0.start did not answer within 0.3 s" in cluster.told[1]
@@ -254,12 +255,12 @@ def test_a_version_published_while_it_loads_is_served_before_it_is_up() -> None:
     cluster = Cluster(2)
     spawn = cluster.spawn
 
-    def spawning(index: int) -> object:
+    def spawning(index: int) -> Any:
         made = spawn(index)
-        made.gates["update_weights"] = asyncio.Event()
+        made.group.gates["update_weights"] = asyncio.Event()
         return made
 
-    cluster.supervisor._spawn = spawning  # type: ignore[assignment]
+    cluster.spawn = spawning  # type: ignore[method-assign]
 
     async def play() -> None:
         await cluster.bring_up()
@@ -277,7 +278,7 @@ def test_a_version_published_while_it_loads_is_served_before_it_is_up() -> None:
             await new.serve(version(0))
 
         new.update_weights = old_news  # type: ignore[method-assign]
-        await cluster.set.submit("update_weights", (news,), timeout=5)
+        await cluster.set.within(5).update_weights(news)
         assert not cluster.set.replicas[0].up
         new.gates["update_weights"].set()
         await cluster.until(lambda: cluster.set.replicas[0].up)

@@ -62,8 +62,8 @@ class TrainedJob(Job):
 
         def workers(**kwargs: Any) -> Any:
             made = make(**kwargs)
-            made.actor.methods["update_actor"] = self.groups["actor"].update
-            made.critic.methods["update_critic"] = self.groups["critic"].update  # type: ignore[union-attr]
+            made.actor.group.methods["update_actor"] = self.groups["actor"].update
+            made.critic.group.methods["update_critic"] = self.groups["critic"].update  # type: ignore[union-attr]
             return made
 
         self.world.workers = workers  # type: ignore[method-assign]

@@ -73,8 +73,8 @@ class Job:
         if start is not None and start.state is not None:
             self.prompts.load_state_dict(start.state.loader)
         workers = self.world.workers(reference=True)
-        for group, states in ((workers.actor, self.actor), (workers.critic, self.critic)):
-            group.methods |= {  # type: ignore[union-attr]
+        for trained, states in ((workers.actor, self.actor), (workers.critic, self.critic)):
+            trained.group.methods |= {  # type: ignore[union-attr,attr-defined]
                 "save_checkpoint": states.save,
                 "finish_checkpoint": states.finish,
             }
@@ -277,7 +277,9 @@ class SavingScene(Scene):
         def with_states(**kwargs: Any) -> Any:
             made = workers(**kwargs)
             for name, one in states.items():
-                getattr(made, name).methods.update(save_checkpoint=one.save, finish_checkpoint=one.finish)
+                getattr(made, name).group.methods.update(
+                    save_checkpoint=one.save, finish_checkpoint=one.finish
+                )
             return made
 
         self.world.workers = with_states  # type: ignore[method-assign]
@@ -367,7 +369,7 @@ def failing(scene: SavingScene, after: int) -> Callable[..., Any]:
 
     def made(**kwargs: Any) -> Any:
         found = workers(**kwargs)
-        found.actor.methods["update_actor"] = update
+        found.actor.group.methods["update_actor"] = update
         return found
 
     return made

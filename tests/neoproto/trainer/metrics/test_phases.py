@@ -1,54 +1,87 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from neoproto.trainer.metrics import phases
 from neoproto.trainer.metrics.phases import PhaseClock
 
 
-class SlowGroup:
-    name, world_size = "slow", 1
+class Seconds:
+    """Time that passes as the test says."""
 
-    async def submit(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        await asyncio.sleep(args[0])
-        if method == "fail":
-            raise ValueError("no")
-        return method, timeout
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(phases, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
-
-def test_call_passes_the_deadline_on_and_books_the_phase() -> None:
-    clock = PhaseClock()
-    assert asyncio.run(clock.call("gen", SlowGroup(), "go", 0.05, timeout=7.0)) == ("go", 7.0)
-    metrics = clock.metrics()
-    assert metrics["timing_s/gen"] >= 0.05
-    assert metrics["timing_s/step"] >= metrics["timing_s/gen"]
+    async def work(self, ends: asyncio.Event, seconds: float = 0.0, error: Exception | None = None) -> str:
+        await ends.wait()
+        self.now += seconds
+        if error is not None:
+            raise error
+        return "done"
 
 
-def test_overlapping_calls_count_once_in_the_controllers_share() -> None:
-    async def both() -> dict[str, float]:
-        clock = PhaseClock()
-        calls = [clock.call(phase, SlowGroup(), "go", 0.2, timeout=1.0) for phase in ("a", "b")]
-        await asyncio.gather(*calls)
-        await asyncio.sleep(0.2)
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    return Seconds(monkeypatch)
+
+
+def test_a_wait_is_booked_under_its_phase(seconds: Seconds) -> None:
+    async def main() -> dict[str, float]:
+        clock, ends = PhaseClock(), asyncio.Event()
+        ends.set()
+        assert await clock.wait("gen", seconds.work(ends, 2.0)) == "done"
+        assert await clock.wait("gen", seconds.work(ends, 1.0)) == "done"
+        seconds.now += 1.0
         return clock.metrics()
 
-    metrics = asyncio.run(both())
-    assert metrics["timing_s/a"] + metrics["timing_s/b"] >= 0.4
-    # Half the step was waited for workers; counting both calls would leave the controller nothing.
-    assert 0.3 <= metrics["perf/controller_share"] <= 0.7
+    assert asyncio.run(main()) == {"timing_s/gen": 3.0, "timing_s/step": 4.0, "perf/controller_share": 0.25}
 
 
-def test_a_failing_call_still_ends_its_phase() -> None:
-    clock = PhaseClock()
-    with pytest.raises(ValueError, match="no"):
-        asyncio.run(clock.call("gen", SlowGroup(), "fail", 0.01, timeout=1.0))
-    assert clock.metrics()["timing_s/gen"] > 0
+def test_overlapping_waits_count_once_in_the_controllers_share(seconds: Seconds) -> None:
+    async def main() -> dict[str, float]:
+        clock, ends = PhaseClock(), asyncio.Event()
+        waits = [asyncio.create_task(clock.wait(phase, seconds.work(ends))) for phase in ("a", "b")]
+        await asyncio.sleep(0)
+        seconds.now += 2.0
+        ends.set()
+        await asyncio.gather(*waits)
+        seconds.now += 2.0
+        return clock.metrics()
+
+    assert asyncio.run(main()) == {
+        "timing_s/a": 2.0,
+        "timing_s/b": 2.0,
+        "timing_s/step": 4.0,
+        "perf/controller_share": 0.5,
+    }
+
+
+def test_a_wait_that_fails_ends_its_phase(seconds: Seconds) -> None:
+    async def main() -> PhaseClock:
+        clock, ends = PhaseClock(), asyncio.Event()
+        ends.set()
+        with pytest.raises(ValueError, match="no"):
+            await clock.wait("gen", seconds.work(ends, 1.0, ValueError("no")))
+        return clock
+
+    assert asyncio.run(main()).metrics()["timing_s/gen"] == 1.0
+
+
+def test_a_method_can_be_called_by_its_name() -> None:
+    class Workers:
+        def within(self, timeout: float) -> Any:
+            async def go(value: int) -> tuple[int, float]:
+                return value, timeout
+
+            return SimpleNamespace(go=go)
+
+    clock, started = PhaseClock(), time.perf_counter()
+    assert asyncio.run(clock.call("gen", Workers(), "go", 3, timeout=7.0)) == (3, 7.0)
+    assert clock.started <= started
+    assert "timing_s/gen" in clock.metrics()

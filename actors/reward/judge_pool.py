@@ -33,10 +33,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.threads import in_thread
 from neoproto.errors import RewardError
 from neoproto.rewards.score import Failure, Question, Score, Verdict
 from neoproto.text import one_line
+from neoproto.threads import on_thread
 
 HEADER = struct.Struct("<QQ")
 """Of a frame: its number, and the bytes that follow."""
@@ -107,7 +107,9 @@ class JudgePool:
         try:
             async with asyncio.TaskGroup() as lanes:
                 for number in range(min(self._size, len(questions))):
-                    lanes.create_task(in_thread(partial(self._lane, work, _GROW_S * number)))
+                    lanes.create_task(
+                        on_thread(partial(self._lane, work, _GROW_S * number), name="judge-lane")
+                    )
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:

@@ -28,9 +28,10 @@ from neoproto.errors import (
     RuntimeClosed,
 )
 from neoproto.text import first_line
+from neoproto.threads import on_thread
 from neoproto.trainer.protocols import ReplicaProcess
 from neoproto.trainer.replicas import Replica, ReplicaSet, answer
-from neoproto.trainer.tasks import on_thread, owned_tasks
+from neoproto.trainer.tasks import owned_tasks
 from neoproto.weights import WeightRegistry, WeightVersion
 
 log = logging.getLogger("neoproto.trainer")

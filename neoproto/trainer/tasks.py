@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -55,33 +53,6 @@ async def beside(work: Awaitable[T], others: Mapping[str, Awaitable[Any]]) -> T:
         for task in tasks:
             task.cancel()
     return result
-
-
-async def on_thread(work: Callable[[], T], *, name: str, unwanted: Callable[[T], Any] | None = None) -> T:
-    """Run something that blocks on a thread of its own, which nobody waits for once this is cancelled.
-
-    The event loop's own threads are waited for when the loop ends, however long they take.
-
-    Args:
-        name: of the thread.
-        unwanted: takes the result, on the thread, if this was cancelled before there was one.
-    """
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting task
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-            return
-        if future.set_running_or_notify_cancel():
-            future.set_result(result)
-        elif unwanted is not None:
-            unwanted(result)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await asyncio.wrap_future(future)
 
 
 def first_cause(failure: BaseException) -> BaseException:

@@ -42,9 +42,7 @@ def group_of(bench: Bench) -> WorkerGroup:
     block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=bench.group.world_size)
     pool = ResourcePool(name="pool", cluster="default", block=block, device_type="cpu")
     methods = {"": public_methods(Adder)}
-    group = WorkerGroup(bench.tracker, bench.group.ref, methods, pool, lambda *_: None, lambda _: None)
-    group._abandon.detach()
-    return group
+    return WorkerGroup(bench.tracker, bench.group.ref, methods, pool, lambda *_: None, lambda _: None)
 
 
 def cells_of(shown: Any) -> list[str]:

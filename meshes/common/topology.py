@@ -87,14 +87,14 @@ def compile_topology(
 def compile_here(
     topology: TopologyConfig | Mapping[str, Any],
     *,
-    job_mode: str,
+    hosts_are_here: bool,
     roles_needed: Collection[str] | None = None,
     roles_allowed: Collection[str] = (),
 ) -> Placement:
     """`compile_topology` with the GPUs of this machine.
 
     Args:
-        job_mode: "process": all hosts are on it. Those of an applied job are counted when a run attaches.
+        hosts_are_here: all hosts are on it. GPUs of others are counted when a run attaches to them.
 
     Raises:
         TopologyError: as there, or it has no cluster.
@@ -105,7 +105,7 @@ def compile_here(
         roles_needed=roles_needed,
         roles_allowed=roles_allowed,
         device_type="gpu" if gpus else "cpu",
-        local_gpus=gpus if job_mode == "process" else None,
+        local_gpus=gpus if hosts_are_here else None,
     )
     if not placement.clusters:
         raise TopologyError("topology.clusters: wanted at least one cluster, got none")

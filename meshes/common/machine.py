@@ -7,14 +7,12 @@ import getpass
 import hashlib
 import os
 import platform
-import pwd
 import secrets
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata, util
 from pathlib import Path
 
-PACKAGES = ("torch", "torchmonarch", "torchstore")
-"""Distributions that all processes of a run must have in the same version."""
 OURS = ("neoproto", "actors", "meshes", "configs")
 LONGEST_TMP = 40
 """Bytes: Monarch's sockets add up to 66, and a path of a socket has at most 107."""
@@ -31,10 +29,10 @@ def machine_id() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
-def versions() -> dict[str, str]:
-    """By package; "missing" where there is none. Ours is told apart by its source too."""
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of Python, of these distributions ("missing" where there is none), and of ours, with its source."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in packages:
         found[package] = _version(package)
     found["neoproto"] = f"{_version('neoproto')} (source {source_digest()})"
     return found
@@ -73,15 +71,6 @@ def visible_gpus() -> tuple[str, ...]:
     if listed is not None:  # it ends, for CUDA, before the first that is not there
         return tuple(name.strip() for name in listed.split(",") if name.strip())[:count]
     return tuple(map(str, range(count)))
-
-
-def monarch_log(root: Path = Path("/tmp")) -> Path:
-    """Where Monarch writes its own log, whatever TMPDIR says: by the user's name, if the user id has one."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        user = "unknown"
-    return root / user / "monarch_log.log"
 
 
 def can_be_written(file: Path) -> bool:

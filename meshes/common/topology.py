@@ -87,14 +87,14 @@ def compile_topology(
 def compile_here(
     topology: TopologyConfig | Mapping[str, Any],
     *,
-    job_mode: str,
+    hosts_are_here: bool,
     roles_needed: Collection[str] | None = None,
     roles_allowed: Collection[str] = (),
 ) -> Placement:
     """`compile_topology` with the GPUs of this machine.
 
     Args:
-        job_mode: "process": all hosts are on it. Those of an applied job are counted when a run attaches.
+        hosts_are_here: all hosts are on it. GPUs of others are counted when a run attaches to them.
 
     Raises:
         TopologyError: as there, or it has no cluster.
@@ -105,7 +105,7 @@ def compile_here(
         roles_needed=roles_needed,
         roles_allowed=roles_allowed,
         device_type="gpu" if gpus else "cpu",
-        local_gpus=gpus if job_mode == "process" else None,
+        local_gpus=gpus if hosts_are_here else None,
     )
     if not placement.clusters:
         raise TopologyError("topology.clusters: wanted at least one cluster, got none")
@@ -232,18 +232,13 @@ def _place_pools(draft: _Draft, clusters: Mapping[str, ClusterPlacement]) -> dic
             continue
         too_large = list(_too_large(path, pool, cluster))
         draft.problems += too_large
-        corner = None if too_large else free[pool.cluster].take(pool.nnodes, pool.n_gpus_per_node)
-        if corner is not None:
+        block = None if too_large else free[pool.cluster].take(pool.nnodes, pool.n_gpus_per_node)
+        if block is not None:
             placed[pool.name] = PoolPlacement(
                 name=pool.name,
                 cluster=pool.cluster,
                 device_type=cluster.device_type,
-                block=Block(
-                    first_node=corner[0],
-                    nnodes=pool.nnodes,
-                    first_device=corner[1],
-                    devices_per_node=pool.n_gpus_per_node,
-                ),
+                block=block,
                 attributes=dict(pool.attributes),
             )
         elif not too_large:
@@ -265,49 +260,35 @@ def _too_large(path: str, pool: DevicePoolConfig, cluster: ClusterPlacement) -> 
 
 
 class _FreeDevices:
-    """Which devices of a cluster no pool has: one bit a device, one integer a node."""
+    """The devices of a cluster that no pool has."""
 
     def __init__(self, nnodes: int, devices_per_node: int) -> None:
-        self._masks = [(1 << devices_per_node) - 1] * nnodes
-        self._first = 0
+        self._nnodes, self._devices = nnodes, devices_per_node
+        self._taken: list[Block] = []
 
-    def take(self, nnodes: int, devices: int) -> tuple[int, int] | None:
-        """Occupy the first free rectangle; its (first node, first device), or None if there is none."""
-        masks = self._masks
-        while self._first < len(masks) and masks[self._first] == 0:
-            self._first += 1
-        stride = max(256, nnodes)
-        for start in range(self._first, len(masks) - nnodes + 1, stride):
-            windows = _and_windows(masks[start : start + stride + nnodes - 1], nnodes)
-            for offset, mask in enumerate(windows):
-                runs = _runs(mask, devices)
-                if runs:
-                    device = (runs & -runs).bit_length() - 1
-                    taken = ((1 << devices) - 1) << device
-                    for node in range(start + offset, start + offset + nnodes):
-                        masks[node] &= ~taken
-                    return start + offset, device
+    def take(self, nnodes: int, devices: int) -> Block | None:
+        """Occupy the first free block of this size, by node and then by device; None if there is none.
+
+        The first one begins at the edge, or where a taken one ends: else it could begin one earlier.
+        """
+        for node in sorted({0, *(one.first_node + one.nnodes for one in self._taken)}):
+            for device in sorted({0, *(one.first_device + one.devices_per_node for one in self._taken)}):
+                if node + nnodes > self._nnodes or device + devices > self._devices:
+                    continue
+                block = Block(first_node=node, nnodes=nnodes, first_device=device, devices_per_node=devices)
+                if not any(_overlap(block, other) for other in self._taken):
+                    self._taken.append(block)
+                    return block
         return None
 
 
-def _and_windows(masks: Sequence[int], width: int) -> Sequence[int]:
-    """The bitwise and of every `width` neighbours, by doubling."""
-    span = 1
-    while span < width:
-        step = min(span, width - span)
-        masks = [a & b for a, b in zip(masks, masks[step:], strict=False)]
-        span += step
-    return masks
-
-
-def _runs(mask: int, length: int) -> int:
-    """Bits at which `length` set bits in a row begin, by doubling."""
-    span = 1
-    while span < length and mask:
-        step = min(span, length - span)
-        mask &= mask >> step
-        span += step
-    return mask
+def _overlap(one: Block, other: Block) -> bool:
+    return (
+        one.first_node < other.first_node + other.nnodes
+        and other.first_node < one.first_node + one.nnodes
+        and one.first_device < other.first_device + other.devices_per_node
+        and other.first_device < one.first_device + one.devices_per_node
+    )
 
 
 def _place_models(draft: _Draft, pools: Mapping[str, PoolPlacement]) -> list[ModelPlacement]:

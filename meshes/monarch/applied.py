@@ -244,7 +244,7 @@ class AppliedHosts:
         Raises:
             ConfigError: hosts do not answer, have other versions, or do not see the run's folder.
         """
-        from meshes.monarch.probe import guard_name
+        from meshes.monarch.probe import PACKAGES, guard_name
 
         assert self._guards is not None
         found = self._reports(meshes)
@@ -260,7 +260,7 @@ class AppliedHosts:
                     name,
                     report.unguarded,
                 )
-        problems = compare_versions(reports, versions())
+        problems = compare_versions(reports, versions(PACKAGES))
         problems += missing_gpus(found, self._options.options.get("gpus_per_host", {}))
         problems += [
             f"runtime.run_dir: {self._options.run_dir} is not there on host {report.host} ({name}); "

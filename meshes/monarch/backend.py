@@ -74,6 +74,12 @@ class MonarchBackend:
         self._tmp_dir = ""
         self._closing: Future[None] = Future()
 
+    def check(self, clusters: Mapping[str, int]) -> None:
+        """See that the job which is applied in this folder is alive, and has hosts for these clusters."""
+        from meshes.monarch.applied import check_applied_job
+
+        check_applied_job(clusters)
+
     def start(
         self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
     ) -> None:

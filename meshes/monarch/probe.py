@@ -13,6 +13,9 @@ from monarch.actor import Actor, context, endpoint
 from meshes.common.guards import GuardAddress, new_folder, start_guardian
 from meshes.common.machine import inductor_cache, machine_id, unmade_folder, versions, visible_gpus
 
+PACKAGES = ("torch", "torchmonarch", "torchstore")
+"""Distributions that all processes of a run must have in the same version."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSpec:
@@ -68,7 +71,7 @@ class HostProbe(Actor):  # type: ignore[misc] # Monarch is not typed
             node=node,
             host=socket.gethostname(),
             machine=machine_id(),
-            versions=versions(),
+            versions=versions(PACKAGES),
             gpus=visible_gpus(),
             cache_dir=inductor_cache(),
             tmp_dir=tmp_dir,

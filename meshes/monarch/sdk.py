@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import pwd
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 
 from meshes.common import procs
 from meshes.common.guards import Guardian
-from meshes.common.machine import can_be_written, monarch_log, unmade_folder
+from meshes.common.machine import can_be_written, unmade_folder
 from neoproto.engines import monarch as engine
 from neoproto.engines.monarch import ensure_context
 from neoproto.errors import ConfigError, RuntimeClosed
@@ -33,6 +34,16 @@ from neoproto.runtime.signals import held_signals
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+
+def monarch_log(root: Path = Path("/tmp")) -> Path:
+    """Where Monarch writes its own log, whatever TMPDIR says: by the user's name, if the user id has one."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = "unknown"
+    return root / user / "monarch_log.log"
+
 
 _LOG_IS_PRINTED = not can_be_written(monarch_log())
 """Monarch's own log, hundreds of lines: its file is another user's. Users without a name share one."""

@@ -48,3 +48,8 @@ class RuntimeConfig(Section):
     """Environment of every worker process, set at spawn before any import."""
     monarch: MonarchConfig = MonarchConfig()
     """The default backend's options."""
+
+    @property
+    def hosts_are_here(self) -> bool:
+        """Whether the run makes all hosts, on this machine; else it attaches to those that are there."""
+        return self.monarch.job_mode == "process"

@@ -160,7 +160,7 @@ def place(config: RunConfig) -> Placement:
     )
     return compile_here(
         topology,
-        job_mode=config.runtime.monarch.job_mode,
+        hosts_are_here=config.runtime.hosts_are_here,
         roles_needed=("rollout",),
         roles_allowed=(*config.roles, *OPTIONAL_ROLES),
     )

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshes.common.topology import compile_here
-from meshes.monarch.applied import check_applied_job
 from neoproto.config import RunConfig
 from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.run.folder import check_folder
 from neoproto.run.prepare import check_functions, check_named_models
 from neoproto.run.resuming import checkpoint_at_path
-from neoproto.runtime.backend import check_backend
+from neoproto.runtime.backend import check_backend, check_hosts
 from neoproto.runtime.placement import Placement
 from neoproto.trainer.checkpoint.folder import Checkpoint
 from neoproto.trainer.metrics.services import check_installed
@@ -58,13 +57,11 @@ def place(config: RunConfig) -> Placement:
         TopologyError: with every violation.
         ConfigError: there is no such job, or its meshes are not the topology's clusters.
     """
-    job_mode = config.runtime.monarch.job_mode
     placement = compile_here(
         config.resolved_topology(),
-        job_mode=job_mode,
+        hosts_are_here=config.runtime.hosts_are_here,
         roles_needed=config.roles,
         roles_allowed=OPTIONAL_ROLES,
     )
-    if job_mode == "current":
-        check_applied_job({one.name: one.nnodes for one in placement.clusters})
+    check_hosts(config.runtime, placement)
     return placement

@@ -76,7 +76,7 @@ def prepared_run(
     device = next(model.device_type for model in checked.placement.models if model.worker == "rollout")
     prepared = prepare(config, device, console.stage, lambda: earlier_date(config, found))
     prepared = replace(prepared, loop=loop_code(own_loop))
-    if config.runtime.monarch.job_mode == "process":
+    if config.runtime.hosts_are_here:
         check_shared_memory(config, prepared.model_dir, console)
     return prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
 

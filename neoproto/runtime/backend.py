@@ -16,6 +16,7 @@ from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import CallHeader, RemoteFailure
 
 if TYPE_CHECKING:
+    from neoproto.config import RuntimeConfig
     from neoproto.runtime.placement import Placement
     from neoproto.runtime.pool import ResourcePool
     from neoproto.runtime.relay import Answer, AttachSpec, Origin, Request
@@ -146,6 +147,14 @@ class BackendOptions:
 class RuntimeBackend(Protocol):
     """What a backend provides. One instance per live `Runtime`."""
 
+    def check(self, clusters: Mapping[str, int]) -> None:
+        """See that hosts are there for these clusters, name → number of nodes, without connecting to them.
+
+        Raises:
+            ConfigError: with everything that is wrong.
+        """
+        ...
+
     def start(
         self, options: BackendOptions, on_reply: OnReply, on_death: OnDeath, on_request: OnRequest
     ) -> None:
@@ -190,14 +199,27 @@ def store_death(cause: str) -> str:
     return f"a process of the object store died: {cause}"
 
 
-def compile_placement(topology: Any, job_mode: str) -> Placement:
+def compile_placement(topology: Any, *, hosts_are_here: bool) -> Placement:
     """Compile the `topology` block.
+
+    Args:
+        hosts_are_here: see `RuntimeConfig`.
 
     Raises:
         TopologyError: with every violation found.
     """
-    placement: Placement = _imported(TOPOLOGY_COMPILER)(topology, job_mode=job_mode)
+    placement: Placement = _imported(TOPOLOGY_COMPILER)(topology, hosts_are_here=hosts_are_here)
     return placement
+
+
+def check_hosts(config: RuntimeConfig, placement: Placement) -> None:
+    """See that the hosts that a run does not make itself are there. Nothing is started.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    if not config.hosts_are_here:
+        load_backend(config.backend).check({one.name: one.nnodes for one in placement.clusters})
 
 
 def local_gpus() -> int:

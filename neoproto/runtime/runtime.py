@@ -118,7 +118,7 @@ class Runtime(RuntimeBase):
             raise RuntimeError("a worker cannot make a Runtime; current_runtime() is its part in the run")
         settings = RuntimeSettings.from_config(config)
         if placement is None and settings.topology is not None:
-            placement = compile_placement(settings.topology, settings.options["job_mode"])
+            placement = compile_placement(settings.topology, hosts_are_here=settings.hosts_are_here)
         runtime = cls(settings, placement)
         with _root_lock:
             if _root is not None:
@@ -193,7 +193,7 @@ class Runtime(RuntimeBase):
             )
         if on != "cluster":
             raise ValueError(f"on must be 'cluster' or 'controller', got {on!r}")
-        here = device_type == "gpu" and self._settings.options["job_mode"] == "process"
+        here = device_type == "gpu" and self._settings.hosts_are_here
         if here and processes_per_node > (gpus := local_gpus()):
             raise ValueError(f"the pool wants {processes_per_node} GPUs a node, this machine has {gpus}")
         cluster = self._cluster_with(nnodes)

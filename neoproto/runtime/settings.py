@@ -29,7 +29,8 @@ class RuntimeSettings:
         run_dir: the run's folder, absolute.
         env_vars: environment of every worker process.
         topology: the `topology` block as given; a whole run's preset, if it has none; else None.
-        options: the backend's own block.
+        hosts_are_here: see `RuntimeConfig`.
+    options: the backend's own block.
     """
 
     backend: str
@@ -37,6 +38,7 @@ class RuntimeSettings:
     run_dir: Path
     env_vars: dict[str, str]
     topology: Any
+    hosts_are_here: bool
     options: dict[str, Any]
 
     @classmethod
@@ -59,6 +61,7 @@ class RuntimeSettings:
             run_dir=Path(run_dir).absolute(),
             env_vars=dict(runtime.env_vars),
             topology=topology,
+            hosts_are_here=runtime.hosts_are_here,
             options={
                 "job_mode": runtime.monarch.job_mode,
                 "private_api": runtime.monarch.private_api,

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pwd
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 import meshes
 from meshes.common import machine
-from meshes.monarch.jobs import Node
+from meshes.monarch.probe import PACKAGES
 from neoproto.errors import TopologyError
 from neoproto.runtime.backend import compile_placement
 
@@ -34,26 +33,22 @@ def test_a_torch_for_cpus_has_no_gpus_whatever_is_listed(monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert machine.visible_gpus() == ()
     topology = {"clusters": [{"name": "c"}]}
-    (cluster,) = compile_placement(topology, "process").clusters
+    (cluster,) = compile_placement(topology, hosts_are_here=True).clusters
     assert cluster.device_type == "cpu"
     on_gpus = {"clusters": [{"name": "c", "device_type": "gpu"}]}
     with pytest.raises(TopologyError, match="this machine has 0"):
-        compile_placement(on_gpus, "process")
-    assert compile_placement(on_gpus, "current").clusters[0].device_type == "gpu", "others are asked there"
+        compile_placement(on_gpus, hosts_are_here=True)
+    assert compile_placement(on_gpus, hosts_are_here=False).clusters[0].device_type == "gpu", (
+        "others are asked there"
+    )
 
 
-def test_a_device_is_called_as_its_host_calls_it() -> None:
-    assert Node(env={}, gpus=("4", "5")).gpu(1) == "5"
-    assert Node(env={}).gpu(1) == "1"
-
-
-def test_versions_name_what_all_processes_must_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = machine.versions()
+def test_versions_name_what_all_processes_must_share() -> None:
+    found = machine.versions(PACKAGES)
     assert set(found) == {"python", "torch", "torchmonarch", "torchstore", "neoproto"}
     assert found["torchmonarch"] == "0.7.0"
     assert machine.source_digest() in found["neoproto"]
-    monkeypatch.setattr(machine, "PACKAGES", ("no-such-package",))
-    assert machine.versions()["no-such-package"] == "missing"
+    assert machine.versions(["no-such-package"])["no-such-package"] == "missing"
 
 
 def test_source_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,22 +86,3 @@ def test_a_folder_that_is_too_long_for_sockets_is_said(monkeypatch: pytest.Monke
     assert (
         machine.tmp_note() == f"TMPDIR=/{'é' * 20} is longer than 40 bytes, which sockets allow: /tmp is used"
     )
-
-
-def test_monarchs_log_may_be_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(uid: int) -> pwd.struct_passwd:
-        raise KeyError("getpwuid(): uid not found: 12345")
-
-    monkeypatch.setattr("meshes.common.machine.pwd.getpwuid", unknown)
-    log = machine.monarch_log(tmp_path)
-    assert log == tmp_path / "unknown" / "monarch_log.log"
-    refused: set[Path] = set()
-    monkeypatch.setattr("meshes.common.machine.os.access", lambda path, _: path not in refused)
-    assert machine.can_be_written(log), "both can be made"
-    log.parent.mkdir()
-    refused.add(log.parent)
-    assert not machine.can_be_written(log)
-    log.touch()
-    assert machine.can_be_written(log), "it is there already"
-    refused.add(log)
-    assert not machine.can_be_written(log)

@@ -486,4 +486,4 @@ def test_a_wrong_type_anywhere_is_named_beside_the_rest(tree: dict[str, Any], da
 
 def test_what_a_run_is_placed_on_has_a_cluster() -> None:
     with pytest.raises(TopologyError, match=r"^topology\.clusters: wanted at least one cluster, got none$"):
-        compile_here({}, job_mode="process")
+        compile_here({}, hosts_are_here=True)

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from meshes.common.topology import compile_here
 from meshes.monarch import sdk
 from meshes.monarch.backend import HOST_KEY, MonarchBackend, MonarchGroup
 from meshes.monarch.jobs import HostProcess, host_processes
-from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
+from neoproto.config import RuntimeConfig
+from neoproto.config.load import load_runtime
+from neoproto.errors import ConfigError, NeoProtoError, RuntimeClosed, WorkerDied
+from neoproto.runtime.backend import check_hosts
 from neoproto.runtime.placement import Block
 
 
@@ -146,3 +150,18 @@ def test_a_start_is_given_up_when_its_host_is_lost() -> None:
     with pytest.raises(RuntimeClosed), other._start_of_hosts():
         raise RuntimeClosed("by a signal")
     assert not other._starting
+
+
+def test_hosts_that_a_run_does_not_make_are_looked_for_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    placement = compile_here(
+        {"clusters": [{"name": "c", "nnodes": 1, "n_gpus_per_node": 1, "device_type": "cpu"}]},
+        hosts_are_here=True,
+    )
+    check_hosts(RuntimeConfig(), placement)
+    applied = load_runtime({"runtime": {"monarch": {"job_mode": "current"}}}).runtime
+    assert not applied.hosts_are_here
+    with pytest.raises(ConfigError, match=r"job_mode=current: no job is applied in"):
+        check_hosts(applied, placement)

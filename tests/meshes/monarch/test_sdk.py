@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import pwd
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import pytest
+
+from meshes.common import machine
+from meshes.monarch import sdk
 
 REFUSED_TWICE = """
 import os, sys, tempfile
@@ -34,3 +40,22 @@ def test_a_refused_start_that_is_tried_again_makes_no_second_folder(tmp_path: Pa
     *counts, pid = done.stdout.split()
     assert counts == ["1", "1"]
     assert list(Path(tempfile.gettempdir()).glob(f"np-client-{pid}-*")) == []
+
+
+def test_monarchs_log_may_be_another_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> pwd.struct_passwd:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("meshes.monarch.sdk.pwd.getpwuid", unknown)
+    log = sdk.monarch_log(tmp_path)
+    assert log == tmp_path / "unknown" / "monarch_log.log"
+    refused: set[Path] = set()
+    monkeypatch.setattr("meshes.common.machine.os.access", lambda path, _: path not in refused)
+    assert machine.can_be_written(log), "both can be made"
+    log.parent.mkdir()
+    refused.add(log.parent)
+    assert not machine.can_be_written(log)
+    log.touch()
+    assert machine.can_be_written(log), "it is there already"
+    refused.add(log)
+    assert not machine.can_be_written(log)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import tempfile
 import time
 import uuid
@@ -44,7 +45,7 @@ from neoproto.store.shm import (
     try_lock,
     volume_prefix,
 )
-from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, unpack
+from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class VolumeContents:
 
         Args:
             tokens: the reservation of each.
-            packed: the references to them; see `wire.pack`.
+            packed: a pickle of the references to them.
             report: see `record_client_stats`.
 
         Raises:
@@ -169,7 +170,8 @@ class VolumeContents:
         """
         self._check_open()
         self.record_client_stats(report)
-        for token, ref in zip(tokens, unpack(packed), strict=True):
+        refs: list[ObjectRef] = pickle.loads(packed)
+        for token, ref in zip(tokens, refs, strict=True):
             assert ref.location is not None
             if self._pool.fulfil(token, ref.location.slot, ref.generation):
                 self._add(ref.key, ref.generation, _Held(ref.info, ref.location, ()))

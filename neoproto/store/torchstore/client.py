@@ -11,6 +11,7 @@ index has the new one: a reader finds the old value or the new one.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
@@ -43,7 +44,7 @@ from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, total_b
 from neoproto.store.torchstore import rdma
 from neoproto.store.torchstore.rpc import RpcClient
 from neoproto.store.torchstore.snapshots import Snapshot
-from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of, pack
+from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.engine import StoreSpec
@@ -376,7 +377,7 @@ class StoreClient:
         Raises:
             StoreError: the volume or the index failed; what the index named is deleted again.
         """
-        packed = pack(refs)
+        packed = pickle.dumps(refs)  # once, for two messages
         # Both at once, so that a put takes the time of one message. Whichever comes first, readers are right:
         # the values are sealed. If another put of a key deletes one before its commit comes, the volume
         # remembers that (`SegmentPool.fulfil`).
@@ -432,7 +433,7 @@ class StoreClient:
             )
             for one, location in zip(sent, locations, strict=True)
         ]
-        await self.free(await self._rpc(what, None, "announce", pack(refs)))
+        await self.free(await self._rpc(what, None, "announce", pickle.dumps(refs)))
         return refs
 
     # -- get -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ hundreds of megabytes, in every process.
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,7 +40,6 @@ from neoproto.store.wire import (
     ValueReply,
     ValueRequest,
     text_of,
-    unpack,
 )
 
 if TYPE_CHECKING:
@@ -247,7 +247,8 @@ class Index(Actor):
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
         self._check_open()
         displaced = []
-        for ref in unpack(packed):
+        refs: list[ObjectRef] = pickle.loads(packed)
+        for ref in refs:
             displaced += self._forget(ref.key)
             self.refs[ref.key] = ref
         return displaced

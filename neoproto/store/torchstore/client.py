@@ -129,7 +129,7 @@ class StoreClient:
         controller. The client may then be used from anywhere in the process.
 
         Args:
-            host_id: this host, as `StoreServer.start` was told; one without a volume puts into the first.
+            host_id: this host, as in `StoreServer.start`; one without a volume puts into the first.
             local_rank: which of the host's volumes, under the strategy "local_rank"; None is 0.
 
         Raises:
@@ -347,7 +347,7 @@ class StoreClient:
             job_of = {id(job[2]): job for job in jobs}
             return await self._seal(what, [job_of[id(value)] for value in values], memory)
         finally:
-            # Not before the volume has heard of the values: it takes back what nobody has locked.
+            # Not before the commit: the volume takes back reservations that are not locked.
             for writer in writers:
                 writer.close()
 
@@ -549,7 +549,7 @@ class StoreClient:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
 
     async def free(self, deleted: Sequence[DeletedValue]) -> None:
-        """Have volumes free the bytes of values that nobody can find any more."""
+        """Have volumes free the bytes of values that no key names any more."""
         by_volume: dict[str, list[DeletedValue]] = {}
         for value in deleted:
             by_volume.setdefault(value.volume, []).append(value)

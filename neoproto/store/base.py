@@ -143,7 +143,7 @@ class OpenValues(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the memory. Closing twice is harmless."""
+        """Release the memory. Closing twice is harmless."""
         ...
 
 
@@ -156,10 +156,10 @@ class UnsealedValues(OpenValues, Protocol):
         ...
 
     def seal(self) -> list[ObjectRef]:
-        """Make the values readable, all of them or none; nobody writes into them any more.
+        """Make the values readable, all of them or none. Nothing may be written into them from now on.
 
         Raises:
-            StoreError: the store did not take note of them; nothing of them remains.
+            StoreError: the store could not keep them; nothing of them remains.
         """
         ...
 
@@ -384,7 +384,7 @@ def new_generation() -> int:
 
 
 def fresh_key(prefix: str = "object") -> str:
-    """A key nobody else uses."""
+    """A key that is not used yet: 16 random bytes."""
     return f"{prefix}/{os.urandom(16).hex()}"
 
 

@@ -50,7 +50,7 @@ _STATE, _OPEN, _CLOSED = 0, 1, 2
 _FILE_PREFIX = "np."
 _OWNER = ".owner"
 _OWNER_NAME = re.compile(r"(np\.[A-Za-z0-9_-]+\.[0-9a-f]{16})\.owner")
-"""Of a volume. A file `np.owner` of anybody's would have the files of all stores removed."""
+"""A volume's. With a looser pattern, a stray file `np.owner` would have the files of all stores removed."""
 
 
 def store_prefix(store: str) -> str:
@@ -69,7 +69,7 @@ def path_of(name: str) -> str:
 
 
 def try_lock(fd: int, *, exclusive: bool) -> bool:
-    """Take the lock of an open file if nobody is in the way."""
+    """Take the lock of an open file, if that is possible at once."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -89,7 +89,7 @@ class Owner:
 
         Raises:
             OSError: shared memory cannot be used.
-            StoreError: somebody else's sweep was in the way again and again.
+            StoreError: sweeps of other processes were in the way again and again.
         """
         path = path_of(prefix + _OWNER)
         for _ in range(20):
@@ -166,8 +166,10 @@ class Table:
     """
 
     def __init__(self, memory: mmap.mmap, fd: int | None = None) -> None:
-        """Args:
-        fd: the file, if this process is the one to allocate; it is kept open as long as the process lives.
+        """A mapped table; see `create` and `open`.
+
+        Args:
+            fd: the file, if this process is the one to allocate; open as long as the process lives.
         """
         self._memory, self._fd, self._allocated = memory, fd, 0
         self.words = memoryview(memory).cast("Q")
@@ -218,11 +220,11 @@ class Table:
 
     @property
     def closed(self) -> bool:
-        """Whether the volume said goodbye."""
+        """Whether the volume has closed, in order."""
         return bool(self.words[_STATE] != _OPEN)
 
     def mark_closed(self) -> None:
-        """Say so."""
+        """Set `closed`, for every process of the host."""
         self.words[_STATE] = _CLOSED
 
 
@@ -393,7 +395,7 @@ class SharedVolume:
 
         Raises:
             KeyMissing: deleted or overwritten.
-            StoreClosed: the volume said goodbye.
+            StoreClosed: the volume has closed.
             ValueError: rows that the value does not have.
             OSError: the process has no descriptors or mappings left.
         """
@@ -502,7 +504,7 @@ class SharedVolume:
             fd = os.open(path_of(reservation.segment), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise StoreError("the reservation was taken back before its value was written") from None
-        # First the lock, then the words. A reservation is taken back only while nobody holds the lock, and
+        # First the lock, then the words. A reservation is taken back only while the lock is free, and
         # its number leaves the words before the segment is used again. So a writer that wakes up late finds
         # it gone before it writes a byte.
         granted = try_lock(fd, exclusive=False)
@@ -587,7 +589,7 @@ class SegmentWriter:
                 _copy_into(memory[start : start + part.size], part)
 
     def close(self) -> None:
-        """Let go of the segment's lock. Closing twice is harmless."""
+        """Release the segment's lock. Closing twice is harmless."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

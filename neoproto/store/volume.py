@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import tempfile
 import time
 import uuid
@@ -44,7 +45,7 @@ from neoproto.store.shm import (
     try_lock,
     volume_prefix,
 )
-from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, unpack
+from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class VolumeContents:
             logger.warning("removed what the dead owner of %s left in shared memory", prefix)
         prefix = volume_prefix(options.store)
         limit = options.limit_bytes or default_limit() // options.volumes_on_host
-        # The owner's lock first: a sweep in another process removes files whose owner file nobody has locked.
+        # The owner's lock first: a sweep in another process removes files whose owner file is unlocked.
         self._owner = Owner.claim(prefix)
         self._table = Table.create(prefix)
         spill = Spill.into(tempfile.gettempdir(), options.volumes_on_host) if options.spill else None
@@ -161,7 +162,7 @@ class VolumeContents:
 
         Args:
             tokens: the reservation of each.
-            packed: the references to them; see `wire.pack`.
+            packed: a pickle of the references to them.
             report: see `record_client_stats`.
 
         Raises:
@@ -169,7 +170,8 @@ class VolumeContents:
         """
         self._check_open()
         self.record_client_stats(report)
-        for token, ref in zip(tokens, unpack(packed), strict=True):
+        refs: list[ObjectRef] = pickle.loads(packed)
+        for token, ref in zip(tokens, refs, strict=True):
             assert ref.location is not None
             if self._pool.fulfil(token, ref.location.slot, ref.generation):
                 self._add(ref.key, ref.generation, _Held(ref.info, ref.location, ()))
@@ -433,7 +435,7 @@ class SegmentPool:
         spill: where segments go that do not fit there; None: nowhere.
         free_bytes: what shared memory has left, for all programs of the host.
         grace_s: how old a reservation is before the writer's lock is asked about.
-        wait_s: how long a full pool waits for readers to let go.
+        wait_s: how long a full pool waits for readers to release segments.
     """
 
     prefix: str
@@ -460,7 +462,7 @@ class SegmentPool:
         """Find or make a segment for `slots` values of `nbytes` altogether.
 
         Raises:
-            StoreFull: it does not fit, also not after a moment's wait for readers to let go.
+            StoreFull: it does not fit, also not after a moment's wait for readers.
         """
         if not 1 <= slots <= _MAX_SLOTS:
             raise StoreError(f"a reservation has 1 to {_MAX_SLOTS} slots, not {slots}")
@@ -514,7 +516,7 @@ class SegmentPool:
                 self.free(slot)
 
     def free(self, slot: int) -> None:
-        """Make a slot's value missing from now on, and its bytes reusable once nobody reads them."""
+        """Make a slot's value missing from now on, and its bytes reusable once no reader holds them."""
         segment = self._owner_of.pop(slot, None)
         if segment is None:
             return
@@ -580,7 +582,7 @@ class SegmentPool:
         self._held = 0
 
     def _reuse(self, capacity: int) -> _Segment | None:
-        """The idle segment used last that fits and that nobody holds: its pages are the warmest."""
+        """The idle segment used last that fits and is not locked: its pages are the warmest."""
         for at in range(len(self._idle) - 1, -1, -1):
             segment = self._idle[at]
             fits = capacity <= segment.capacity <= capacity + max(capacity // 2, 4 * PAGE)
@@ -718,7 +720,7 @@ def _free_in(folder: str | Path) -> int:
 
 
 def _unlocked(name: str) -> bool:
-    """Whether no reader or writer holds the segment at this moment; False if somebody removed the file."""
+    """Whether no reader or writer holds the segment at this moment; False if its file was removed."""
     try:
         fd = os.open(path_of(name), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

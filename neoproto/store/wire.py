@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,17 +79,6 @@ class DeletedValue:
     generation: int
     volume: str
     slot: int = 0
-
-
-def pack(refs: Sequence[ObjectRef]) -> bytes:
-    """References in one piece: Monarch's own pickling calls Python for every object in a message."""
-    return pickle.dumps(refs)
-
-
-def unpack(refs: bytes) -> list[ObjectRef]:
-    """What `pack` took."""
-    found: list[ObjectRef] = pickle.loads(refs)
-    return found
 
 
 def text_of(error: Any) -> str:

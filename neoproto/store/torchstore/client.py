@@ -11,6 +11,7 @@ index has the new one: a reader finds the old value or the new one.
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import uuid
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
@@ -43,7 +44,7 @@ from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, total_b
 from neoproto.store.torchstore import rdma
 from neoproto.store.torchstore.rpc import RpcClient
 from neoproto.store.torchstore.snapshots import Snapshot
-from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of, pack
+from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.engine import StoreSpec
@@ -128,7 +129,7 @@ class StoreClient:
         controller. The client may then be used from anywhere in the process.
 
         Args:
-            host_id: this host, as `StoreServer.start` was told; one without a volume puts into the first.
+            host_id: this host, as in `StoreServer.start`; one without a volume puts into the first.
             local_rank: which of the host's volumes, under the strategy "local_rank"; None is 0.
 
         Raises:
@@ -346,7 +347,7 @@ class StoreClient:
             job_of = {id(job[2]): job for job in jobs}
             return await self._seal(what, [job_of[id(value)] for value in values], memory)
         finally:
-            # Not before the volume has heard of the values: it takes back what nobody has locked.
+            # Not before the commit: the volume takes back reservations that are not locked.
             for writer in writers:
                 writer.close()
 
@@ -376,7 +377,7 @@ class StoreClient:
         Raises:
             StoreError: the volume or the index failed; what the index named is deleted again.
         """
-        packed = pack(refs)
+        packed = pickle.dumps(refs)  # once, for two messages
         # Both at once, so that a put takes the time of one message. Whichever comes first, readers are right:
         # the values are sealed. If another put of a key deletes one before its commit comes, the volume
         # remembers that (`SegmentPool.fulfil`).
@@ -432,7 +433,7 @@ class StoreClient:
             )
             for one, location in zip(sent, locations, strict=True)
         ]
-        await self.free(await self._rpc(what, None, "announce", pack(refs)))
+        await self.free(await self._rpc(what, None, "announce", pickle.dumps(refs)))
         return refs
 
     # -- get -----------------------------------------------------------------------------------------------
@@ -548,7 +549,7 @@ class StoreClient:
             raise KeyMissing(f"{', '.join(map(repr, missing))} not in store {self.name!r}")
 
     async def free(self, deleted: Sequence[DeletedValue]) -> None:
-        """Have volumes free the bytes of values that nobody can find any more."""
+        """Have volumes free the bytes of values that no key names any more."""
         by_volume: dict[str, list[DeletedValue]] = {}
         for value in deleted:
             by_volume.setdefault(value.volume, []).append(value)

@@ -5,7 +5,7 @@
     stock TorchStore client ──get_or_spawn_controller(name)──> Directory ──> the same Index and Volumes
 
 A stock client calls the endpoints that TorchStore's own actors have. What they do for it is in
-`stock` beside this file, imported with the first such call: TorchStore and torch take seconds to import, and
+`stock`, which is imported with the first such call: TorchStore and torch take seconds to import, and
 hundreds of megabytes, in every process.
 """
 
@@ -14,6 +14,7 @@ hundreds of megabytes, in every process.
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,7 +40,6 @@ from neoproto.store.wire import (
     ValueReply,
     ValueRequest,
     text_of,
-    unpack,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _START_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class VolumeAddress:
-    """What a volume tells of itself.
+    """What clients need to know of a volume.
 
     Attributes:
         volume: its id.
@@ -129,7 +129,7 @@ class Volume(Actor):
 
     @endpoint
     async def identify(self) -> VolumeAddress:
-        """What others need to know of it."""
+        """Its address, and what its clients need to know."""
         if self._rpc_server is None:
             contents = self.contents
             methods = (contents.reserve, contents.commit, contents.delete)
@@ -147,7 +147,7 @@ class Volume(Actor):
     async def put_many(
         self, sent: list[SentValue], report: tuple[str, dict[str, int]]
     ) -> list[Location | None]:
-        """Keep values of a client of another host. They become visible when the index is told."""
+        """Keep values of a client of another host; the index announces them afterwards."""
         return await self.contents.put(sent, report)
 
     @endpoint
@@ -247,7 +247,8 @@ class Index(Actor):
         """Make values visible, in place of older ones, which are returned so that their bytes can go."""
         self._check_open()
         displaced = []
-        for ref in unpack(packed):
+        refs: list[ObjectRef] = pickle.loads(packed)
+        for ref in refs:
             displaced += self._forget(ref.key)
             self.refs[ref.key] = ref
         return displaced
@@ -420,7 +421,7 @@ class StoreServer:
         farewells = (index.teardown, volumes.close)
         try:
             async with asyncio.timeout(timeout_s):
-                told = await asyncio.gather(
+                outcomes = await asyncio.gather(
                     close_directory(self._spec.name, self._directory),
                     *(farewell.call().as_asyncio() for farewell in farewells),
                     return_exceptions=True,
@@ -433,6 +434,6 @@ class StoreServer:
             # What a volume that died left on this host; those of other hosts go at the next start there.
             for prefix in filter(None, self._spec.memory.values()):
                 remove_files(f"{prefix}.")
-        for outcome in told:
+        for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise StoreError(f"store {self._spec.name!r}: {text_of(outcome)}") from outcome

@@ -58,7 +58,7 @@ class OpenBatch:
             raise
 
     def close(self) -> None:
-        """Let go of the memory. Closing twice is harmless."""
+        """Release the memory. Closing twice is harmless."""
         for writer in self._writers:
             writer.close()
 
@@ -99,14 +99,14 @@ class UnsealedBatch(OpenBatch):
                 client.run(client.free(gone))
             raise
         finally:
-            # Not before the volume has heard of the values: it takes back what nobody has locked.
+            # Not before the commit: the volume takes back reservations that are not locked.
             self.close()
         client.counters.puts += len(refs)
         client.counters.bytes_in += sum(value.nbytes for value in self.handles)
         return refs
 
     def abort(self) -> None:
-        """Give the memory back. A volume that cannot be told takes back by itself what nobody locks."""
+        """Give the memory back. A volume that cannot be reached takes back by itself what is not locked."""
         self.close()
         with contextlib.suppress(StoreError):
             self._client.run(self._client.retire([value.reservation.token for value in self.handles]))

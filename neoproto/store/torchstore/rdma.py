@@ -2,7 +2,7 @@
 
 client ──get_many──> volume: parts stay where they are, `RdmaOffers` keeps them
        <──RdmaOffer────
-client reads ──withdraw──> volume lets go            a client that died: it lets go when the offer is old
+client reads ──withdraw──> the offer ends             a client that died: the offer ends when it is old
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RdmaOffers:
         return replace(answer, parts=(), offer=RdmaOffer(number=self.made, sizes=sizes, buffers=buffers))
 
     async def withdraw(self, numbers: Sequence[int]) -> None:
-        """Let go; offers that are gone already are ignored."""
+        """End offers; those that have ended already are ignored."""
         for number in numbers:
             kept = self._kept.pop(number, None)
             for buffer in kept.buffers if kept is not None else ():

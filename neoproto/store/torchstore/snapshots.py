@@ -74,6 +74,6 @@ class Snapshot:
             self._ended = True
 
     async def _release(self) -> None:
-        # In this order: a renewal after the volume was told would take the lease again.
+        # In this order: a renewal after the end would take the lease again.
         self._released.set()
         await self._client.lease(self.ref, self._holder, 0.0)

@@ -101,7 +101,7 @@ class StockVolume(InMemoryStore):
 
 
 class StockIndex(Controller):
-    """What the index knows of stock clients' values: TorchStore's controller, its methods called directly.
+    """Where stock clients' values are: TorchStore's controller, its methods called directly.
 
     Attributes:
         keys_to_storage_volumes: key -> volume id -> what is there.
@@ -150,7 +150,7 @@ class StockClient(LocalClient):
 
 
 class _PayloadFree:
-    """The index, as a stock client calls it: objects are left out of what it is told."""
+    """The index, as a stock client calls it: objects are left out of its messages."""
 
     def __init__(self, index: Any) -> None:
         self._index = index

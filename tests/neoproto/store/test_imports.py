@@ -2,39 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-
-from tests.architecture.imports import Import, imports_of, sources
-
-ROOT = Path(__file__).resolve().parents[3]
-TORCHSTORE = "neoproto/store/torchstore/"
-
-
-def names_an_engine(item: Import) -> bool:
-    full = f"{item.module}.{item.name}."
-    return full.startswith(("monarch.", "torchstore.", "neoproto.engines.", "neoproto.store.torchstore."))
-
-
-def test_what_any_store_needs_knows_no_engine() -> None:
-    """So that a second backend's store is a folder beside `torchstore`, and touches nothing else."""
-    checked = 0
-    for path in sources(ROOT):
-        where = path.relative_to(ROOT).as_posix()
-        if where.startswith("neoproto/store/") and not where.startswith(TORCHSTORE):
-            assert [item for item in imports_of(path, ROOT) if names_an_engine(item)] == []
-            checked += 1
-    assert checked > 8
-
-
-def test_only_its_backend_imports_the_torchstore_folder() -> None:
-    wrong = [
-        item
-        for path in sources(ROOT)
-        if not path.relative_to(ROOT).as_posix().startswith((TORCHSTORE, "meshes/monarch/", "scripts/"))
-        for item in imports_of(path, ROOT)
-        if f"{item.module}.{item.name}.".startswith("neoproto.store.torchstore.")
-    ]
-    assert wrong == []
 
 
 def test_processes_that_only_move_bytes_do_not_import_torch() -> None:

@@ -20,7 +20,7 @@ from neoproto.store.codec import decode, encode
 from neoproto.store.counters import REPORTED
 from neoproto.store.shm import SharedVolume
 from neoproto.store.volume import VolumeContents, VolumeOptions, volume_ids
-from neoproto.store.wire import DeletedValue, SentValue, ValueRequest, pack
+from neoproto.store.wire import DeletedValue, SentValue, ValueRequest
 from tests.neoproto.store.shm_host import MIB, Host, big, names
 
 NO_STATS = ("a client", dict.fromkeys(REPORTED, 0))
@@ -219,7 +219,7 @@ def test_what_a_local_client_writes_is_kept_once_it_is_committed():
     view.seal([location.slot], [77])
     ref = ObjectRef(store="unit", key="k", volume="0", info=info, generation=77, location=location)
     assert contents.get(ValueRequest(key="k", generation=77, rows=None)).problem == "missing"
-    contents.commit([reservation.token], pack([ref]), NO_STATS)
+    contents.commit([reservation.token], pickle.dumps([ref]), NO_STATS)
     writer.close()
     reply = contents.get(ValueRequest(key="k", generation=77, rows=range(1, 3)))
     assert decode(reply.info, reply.parts).tolist() == [1, 2]
@@ -252,7 +252,7 @@ def test_a_closed_volume_refuses_everything():
     with pytest.raises(StoreClosed):
         asyncio.run(contents.put([sent("k", 2, 5)], NO_STATS))
     with pytest.raises(StoreClosed):
-        contents.commit([], pack([]), NO_STATS)
+        contents.commit([], pickle.dumps([]), NO_STATS)
     with pytest.raises(StoreClosed):
         contents.get(ValueRequest(key="k", generation=1, rows=None))
     with pytest.raises(StoreClosed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from neoproto.store.counters import REPORTED, ClientCounters
 from neoproto.store.shm import SharedVolume
 from neoproto.store.torchstore.in_place import InPlaceWriter
 from neoproto.store.volume import VolumeContents, VolumeOptions
-from neoproto.store.wire import pack
 
 
 class HostStore:
@@ -59,7 +59,7 @@ class HostStore:
         await self.values.reserve([], tokens)
 
     async def publish(self, what: str, refs: Any, tokens: Any) -> None:
-        self.values.commit(tokens, pack(refs), ("a client", dict.fromkeys(REPORTED, 0)))
+        self.values.commit(tokens, pickle.dumps(refs), ("a client", dict.fromkeys(REPORTED, 0)))
 
     async def free(self, deleted: Any) -> None:
         self.values.delete(deleted)

@@ -35,11 +35,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "neoproto.user_code": _layers("errors", "files", "neighbours", "text"),
     "neoproto.tables": _layers("text"),
     "neoproto.rollout": _layers("choices", "data"),
-    "neoproto.config": _layers("errors", "text", "choices", "algorithms", "rollout"),
+    "neoproto.config": _layers("errors", "text", "choices", "algorithms", "weights", "rollout"),
     "neoproto.engines": _layers("errors"),
     "neoproto.store": _layers("engines", "errors"),
     "neoproto.data": _layers("errors", "files", "text", "store", "tables"),
-    "neoproto.weights": _layers("errors", "store", "trace"),
+    "neoproto.weights": _layers("errors", "choices", "store", "trace"),
     "neoproto.algorithms": _layers("errors", "choices"),
     "neoproto.runtime": _layers(
         "errors", "files", "text", "user_code", "config", "store", "data", "tables", "trace"
@@ -75,8 +75,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "scripts": EVERYTHING,
     **dict.fromkeys(ENTRY_POINTS, EVERYTHING),
 }
-# Of some layers only these names may be taken: a worker needs its base class and `register` with its modes.
+# Of some layers only these names may be taken: a worker needs its base class and `register` with its modes, the
+# configuration the names of the ways for weights to travel.
 ONLY_NAMES: dict[tuple[str, str], frozenset[str]] = {
+    ("neoproto.config", "neoproto.weights"): frozenset({"TRANSPORTS"}),
     ("actors", "neoproto.runtime"): frozenset(
         {"Worker", "register", "Dispatch", "Execute", "custom_dispatch"}
     ),

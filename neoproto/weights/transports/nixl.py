@@ -12,14 +12,16 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from neoproto.errors import StoreError
-from neoproto.weights.manifest import BucketRef, RemoteMemory
-from neoproto.weights.transports import OpenBuckets, UnsealedBuckets
+from neoproto.weights.manifest import RemoteMemory
+from neoproto.weights.transports import OpenBuckets, TransportChoice, UnsealedBuckets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neoproto.weights.manifest import BucketRef
 
 _POLL_S = 0.0002
 
@@ -58,6 +60,8 @@ class NixlTransport:
     def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
         if not isinstance(bucket, RemoteMemory):
             raise StoreError("these weights were not published with transport 'nixl'")
+        import torch
+
         wanted = [range(bucket.nbytes)] if parts is None else list(parts)
         landing = torch.empty(sum(map(len, wanted)), dtype=torch.uint8)
         found = list(torch.split(landing, [len(one) for one in wanted]))
@@ -100,6 +104,8 @@ class NixlTransport:
         for at, buffer in enumerate(self._free):
             if buffer.numel() == nbytes:
                 return self._free.pop(at)
+        import torch
+
         buffer = torch.empty(nbytes, dtype=torch.uint8)
         self._agent.register_memory([buffer])
         return buffer
@@ -153,3 +159,11 @@ class _NixlBuckets:
 
     def close(self) -> None:
         """The buffers stay registered."""
+
+
+CHOICE = TransportChoice(
+    name="nixl",
+    about="read from the publisher's memory by NIXL (RDMA, NVLink or TCP), a package of its own",
+    make=lambda store: NixlTransport(),
+    in_store=False,
+)

@@ -15,7 +15,6 @@ from neoproto.errors import ConfigError
 from neoproto.rollout.engines import ENGINES
 from neoproto.text import shown
 from neoproto.weights import UpdateOptions
-from neoproto.weights.options import TransportName
 
 _LANGUAGE_HEADS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead", "ForConditionalGeneration")
 """How transformers calls models that generate text."""
@@ -98,7 +97,7 @@ class RolloutOptions:
     val_sampling: SamplingParams
     updates: UpdateOptions = field(default_factory=UpdateOptions)
     lease_ttl: float = 30.0
-    transport: TransportName = "auto"
+    transport: str = "auto"
 
     def __post_init__(self) -> None:
         problems = []

@@ -32,7 +32,7 @@ from neoproto.errors import RolloutError
 from neoproto.runtime import Dispatch, Worker, register
 from neoproto.store import ObjectStore, active_store
 from neoproto.weights import Puller, UpdateAgent, WeightRegistry, WeightVersion
-from neoproto.weights.transports.store import make_transport
+from neoproto.weights.transports import make_transport
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,12 @@ from neoproto.config.base import (
 )
 from neoproto.config.modes import DecoupledAsyncConfig, ReplayBufferConfig, SeparateAsyncConfig
 from neoproto.config.topology import DevicesPerNode, Nodes
+from neoproto.weights.transports import TRANSPORTS
+
+if TYPE_CHECKING:
+    TransportName = str
+else:
+    TransportName = Literal[(*TRANSPORTS,)]
 
 Logger = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow"]
 Interval = Annotated[int, Field(ge=-1), AtMostMax]
@@ -126,8 +132,7 @@ class WeightsConfig(Section):
 
     device: Literal["cpu"] = "cpu"
     """Where published versions wait: in host memory."""
-    transport: Literal["auto", "shared_memory", "store", "nixl"] = "auto"
-    """auto = shared memory on one host, the store's own way between hosts."""
+    transport: TransportName = Field(default="auto", description=f"{TRANSPORTS.help}.")
     num_slots: Annotated[int, Field(ge=2, le=64)] = 3
     """Versions kept at once; the next publish waits until the oldest is read by nobody."""
     rollout_dtype: Literal["float32", "bfloat16", "float16"] | None = None

@@ -22,6 +22,7 @@ from neoproto.run.prepare import CRITIC_FIELD, PreparedRun
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
 from neoproto.store.shm import SHM_DIR
 from neoproto.store.volume import Spill, default_limit
+from neoproto.weights.transports import TRANSPORTS
 
 DRY_RUN_DONE = "dry run: everything was checked, nothing was started"
 GIB = 1 << 30
@@ -180,7 +181,9 @@ def memory_table(rows: list[ProcessMemory]) -> Table:
 
 
 def store_bytes(config: RunConfig, sizes: ModelSizes) -> float:
-    """Shared memory that the published versions take."""
+    """Shared memory that the published versions take; none where they stay in their publisher's memory."""
+    if not TRANSPORTS[config.weights.transport].in_store:
+        return 0.0
     return float(config.weights.num_slots * sizes.parameters * DTYPE_BYTES[config.rollout_dtype])
 
 

@@ -6,15 +6,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from neoproto.errors import WeightMismatch
-from neoproto.store import KeyOrRef
 from neoproto.weights.version import WeightVersion
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from neoproto.store import KeyOrRef
 
 _MOST_NAMED = 8
 
@@ -155,7 +156,7 @@ class RemoteMemory:
     nbytes: int
 
 
-BucketRef = KeyOrRef | RemoteMemory
+BucketRef: TypeAlias = "KeyOrRef | RemoteMemory"
 """Where a bucket is: in the object store, or in a process's memory."""
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-TransportName = Literal["auto", "shared_memory", "store", "nixl"]
-"""How the bytes of weights travel. "auto": written into the store's shared memory, mapped on the same host
-and sent by the store between hosts. "shared_memory": the same, refused where there is none. "store": put from
-the publisher's own memory. "nixl": read by NIXL from the publisher's memory."""
+from neoproto.weights.transports import TRANSPORTS
 
 PauseMode = Literal["abort", "keep"]
 """What becomes of requests in flight. "abort": they are stopped, and go on as continuations of what they had.
@@ -21,7 +18,7 @@ class WeightOptions:
 
     Attributes:
         device: where the slots are; "cpu", memory of the publisher's host.
-        transport: how bytes travel, see `TransportName`; publisher and pullers need the same.
+        transport: how bytes travel, one of `TRANSPORTS`; publisher and pullers need the same.
         num_slots: versions that are kept at a time; the oldest makes room for a new one, >= 1.
         rollout_dtype: what float32 weights are cast to on the way in, torch's name; None keeps them.
         lease_ttl: seconds after which a puller's lease lapses if its process is gone or stuck, > 0.
@@ -32,13 +29,15 @@ class WeightOptions:
     """
 
     device: Literal["cpu"] = "cpu"
-    transport: TransportName = "auto"
+    transport: str = "auto"
     num_slots: int = 2
     rollout_dtype: str | None = None
     lease_ttl: float = 30.0
     bucket_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
         if self.num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {self.num_slots}")
         if not self.lease_ttl > 0:

@@ -31,8 +31,7 @@ from neoproto.weights.peers import Alone, Peers, on_all_ranks
 from neoproto.weights.pinning import Pins
 from neoproto.weights.registry import LeaseInfo
 from neoproto.weights.sharding import local_tensor, whole_tensor
-from neoproto.weights.transports import OpenBuckets, Transport, UnsealedBuckets
-from neoproto.weights.transports.store import make_transport
+from neoproto.weights.transports import OpenBuckets, Transport, UnsealedBuckets, make_transport
 from neoproto.weights.version import WeightVersion
 
 

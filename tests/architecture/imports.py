@@ -49,8 +49,10 @@ ENTRY_POINTS = frozenset(
 )
 # Package -> the only layers that may import it. Benchmarks measure against the bare thing, side by side.
 ONLY_IN: Mapping[str, frozenset[str]] = {named.strip("`"): names_in(allowed) for named, allowed in _packages}
-# Of some layers only these names may be taken: a worker needs its base class and `register` with its modes.
+# Of some layers only these names may be taken: a worker needs its base class and `register` with its modes,
+# the configuration the names of the ways for weights to travel.
 ONLY_NAMES: dict[tuple[str, str], frozenset[str]] = {
+    ("neoproto.config", "neoproto.weights"): frozenset({"TRANSPORTS"}),
     ("actors", "neoproto.runtime"): frozenset(
         {"Worker", "register", "Dispatch", "Execute", "custom_dispatch"}
     ),

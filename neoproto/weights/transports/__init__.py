@@ -1,16 +1,24 @@
-"""How buckets of weights travel: one small interface.
+"""How buckets of weights travel. A transport is one file: how it works, and what is known of it (`CHOICE`).
 
-publisher ──create──> unsealed buckets ──seal──> references ──manifest──> puller ──read──> bytes
+    publisher ──create──> unsealed buckets ──seal──> references ──manifest──> puller ──read──> bytes
+
+A new file here is a new value of `weights.transport`: checks and help follow from its entry. torch and NumPy
+are imported inside the functions, as the configuration reads the entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+from neoproto.choices import Choice, Choices
 
-from neoproto.weights.manifest import BucketRef
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neoproto.store import ObjectStore
+    from neoproto.weights.manifest import BucketRef
 
 
 class OpenBuckets(Protocol):
@@ -82,3 +90,28 @@ class Transport(Protocol):
             KeyMissing, StoreError: one is gone already, unless that is fine.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransportChoice(Choice):
+    """A way for weights to travel.
+
+    Attributes:
+        make: the transport of this process. Raises StoreError where it does not work here.
+        in_store: published versions lie in the store's memory; else in that of their publisher.
+    """
+
+    make: Callable[[ObjectStore], Transport]
+    in_store: bool
+
+
+TRANSPORTS = Choices(__name__, TransportChoice)
+
+
+def make_transport(store: ObjectStore, name: str) -> Transport:
+    """The transport of that name, one of `TRANSPORTS`.
+
+    Raises:
+        StoreError: it does not work in this process: no shared memory, or no NIXL.
+    """
+    return TRANSPORTS[name].make(store)

@@ -14,13 +14,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from neoproto.errors import StoreError
-from neoproto.weights.manifest import BucketRef, RemoteMemory
+from neoproto.weights.manifest import RemoteMemory
+from neoproto.weights.transports import TransportChoice
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neoproto.weights.manifest import BucketRef
     from neoproto.weights.transports import OpenBuckets, UnsealedBuckets
 
 _POLL_S = 0.0002
@@ -60,6 +61,8 @@ class NixlTransport:
     def read(self, bucket: BucketRef, parts: Sequence[range] | None = None) -> list[Tensor]:
         if not isinstance(bucket, RemoteMemory):
             raise StoreError("these weights were not published with transport 'nixl'")
+        import torch
+
         wanted = [range(bucket.nbytes)] if parts is None else list(parts)
         landing = torch.empty(sum(map(len, wanted)), dtype=torch.uint8)
         found = list(torch.split(landing, [len(one) for one in wanted]))
@@ -102,6 +105,8 @@ class NixlTransport:
         for at, buffer in enumerate(self._free):
             if buffer.numel() == nbytes:
                 return self._free.pop(at)
+        import torch
+
         buffer = torch.empty(nbytes, dtype=torch.uint8)
         self._agent.register_memory([buffer])
         return buffer
@@ -155,3 +160,11 @@ class _NixlBuckets:
 
     def close(self) -> None:
         """The buffers stay registered."""
+
+
+CHOICE = TransportChoice(
+    name="nixl",
+    about="read from the publisher's memory by NIXL (RDMA, NVLink or TCP), a package of its own",
+    make=lambda store: NixlTransport(),
+    in_store=False,
+)

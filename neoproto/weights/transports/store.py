@@ -1,38 +1,23 @@
-"""Weights through the object store.
+"""Weights through the object store: as values that are put, or written in place (`auto`, `shared_memory`).
 
-On one host the store's shared memory is both ends: a bucket is written where it is read, and reading maps it.
-Between hosts the store's volumes send what is asked for.
+In place, on one host, the store's shared memory is both ends: a bucket is written where it is read, and
+reading maps it. Between hosts the store's volumes send what is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from neoproto.errors import StoreError
-from neoproto.store import ObjectRef, ObjectStore
-from neoproto.weights.manifest import BucketRef, RemoteMemory
-from neoproto.weights.options import TransportName
-from neoproto.weights.transports import OpenBuckets, Transport, UnsealedBuckets
+from neoproto.weights.manifest import RemoteMemory
+from neoproto.weights.transports import OpenBuckets, TransportChoice, UnsealedBuckets
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def make_transport(store: ObjectStore, name: TransportName) -> Transport:
-    """The transport of that name.
-
-    Raises:
-        StoreError: it does not work in this process: no shared memory, or no NIXL.
-    """
-    if name == "nixl":
-        from neoproto.weights.transports.nixl import NixlTransport  # only where it is asked for
-
-        return NixlTransport()
-    transport = StoreTransport(store, in_place=name != "store")
-    if name == "shared_memory" and not transport.domain:
-        raise StoreError("weights cannot be written in place: the store has no shared memory in this process")
-    return transport
+    from neoproto.store import ObjectRef, ObjectStore
+    from neoproto.weights.manifest import BucketRef
 
 
 class StoreTransport:
@@ -56,6 +41,8 @@ class StoreTransport:
             return self._in_place.create(sizes)
         wanted = list(sizes.values())
         if [buffer.numel() for buffer in self._spare] != wanted:
+            import torch
+
             self._spare = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in wanted]
         return _PutBuckets(self._store, list(sizes), self._spare)
 
@@ -72,7 +59,7 @@ class StoreTransport:
         return values
 
     def maps(self, bucket: BucketRef) -> bool:
-        return isinstance(bucket, ObjectRef) and self._store.maps(bucket)
+        return not isinstance(bucket, str | RemoteMemory) and self._store.maps(bucket)
 
     def delete(self, buckets: Sequence[BucketRef], *, missing_ok: bool = False) -> None:
         self._store.delete_batch([_in_store(bucket) for bucket in buckets], missing_ok=missing_ok)
@@ -100,3 +87,11 @@ class _PutBuckets:
 
     def close(self) -> None:
         """The buffers stay for the next version."""
+
+
+CHOICE = TransportChoice(
+    name="store",
+    about="put into the store from the publisher's own memory, for comparing",
+    make=lambda store: StoreTransport(store, in_place=False),
+    in_store=True,
+)

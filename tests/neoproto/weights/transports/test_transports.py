@@ -7,7 +7,8 @@ from neoproto.errors import StoreError
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, Puller, WeightOptions, WeightRegistry
 from neoproto.weights.puller import Slice, WeightReader
-from neoproto.weights.transports.store import StoreTransport, make_transport
+from neoproto.weights.transports import TRANSPORTS, make_transport
+from neoproto.weights.transports.store import StoreTransport
 from tests.neoproto.weights.host_store import HostStore
 from tests.neoproto.weights.manifests import version
 
@@ -28,6 +29,17 @@ def test_the_options_say_how_bytes_travel(host):
         make_transport(MemoryStore(), "shared_memory")
     with pytest.raises(StoreError, match="no shared memory here"):
         StoreTransport(MemoryStore()).open(())
+
+
+def test_a_transport_is_one_file_and_its_entry_says_where_versions_lie():
+    assert {name: entry.in_store for name, entry in TRANSPORTS.items()} == {
+        "auto": True,
+        "nixl": False,
+        "shared_memory": True,
+        "store": True,
+    }
+    with pytest.raises(ValueError, match="one of auto, nixl, shared_memory, store, got 'tcp'"):
+        WeightOptions(transport="tcp")
 
 
 def test_put_slots_use_the_same_host_memory_for_every_version():

@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "files",
         "text",
         "user_code",
+        "config",
         "algorithms",
         "rollout",
         "rewards",
@@ -82,6 +83,8 @@ ONLY_NAMES: dict[tuple[str, str], frozenset[str]] = {
     ("actors", "neoproto.runtime"): frozenset(
         {"Worker", "register", "Dispatch", "Execute", "custom_dispatch"}
     ),
+    # A worker is given its own section of the configuration and knows no other.
+    ("actors", "neoproto.config"): frozenset({"ActorConfig", "CriticConfig", "UpdateConfig"}),
 }
 # Package -> the only layers that may import it. Benchmarks measure against the bare thing, side by side.
 ONLY_IN: dict[str, frozenset[str]] = {

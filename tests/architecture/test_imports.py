@@ -46,7 +46,7 @@ def write(root: Path, name: str, text: str) -> None:
         ("meshes/a.py", "from vllm import LLM", "imports vllm"),
         ("meshes/a.py", "import actors.training.policy", "imports actors"),
         ("meshes/a.py", "from neoproto.run import main", "nothing imports an entry point"),
-        ("actors/a.py", "from neoproto.config.data import DataConfig", "imports neoproto.config"),
+        ("actors/a.py", "from neoproto.config.data import DataConfig", "takes DataConfig of neoproto.config"),
         ("actors/a.py", "from neoproto.runtime import Runtime", "takes Runtime of neoproto.runtime"),
         ("actors/a.py", "import neoproto.runtime", "takes the whole of neoproto.runtime"),
         ("configs/a.py", "import neoproto.errors", "imports neoproto.errors"),

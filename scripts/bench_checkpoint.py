@@ -32,7 +32,7 @@ from actors.checkpoint.state import training_parts
 from actors.training.policy import Policy, PolicyOptions
 from actors.training.ranks import Ranks
 from actors.training.torch_model import ModelOptions
-from actors.training.updates import TrainOptions
+from neoproto.config import ActorConfig
 
 ROWS, PROMPT, RESPONSE = 2, 16, 48
 
@@ -57,8 +57,8 @@ class Bench:
 
     def __init__(self, folder: Path, quick: bool) -> None:
         random_llama(quick).save_pretrained(folder / "model")
-        train = TrainOptions(mini_batch_samples=ROWS, micro_batch_size=ROWS)
-        options = PolicyOptions(model=ModelOptions(path=str(folder / "model")), train=train)
+        actor = ActorConfig(ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=ROWS)
+        options = PolicyOptions(model=ModelOptions(path=str(folder / "model")), actor=actor)
         self._policy = Policy(options, Ranks())
         self._checkpoints = ModelCheckpointer(self._policy.model, self._policy.loop, Ranks())
         self._batch, self._saved = make_batch(), folder / "saved"

@@ -20,6 +20,7 @@ from actors.training.trained_worker import TrainedWorker
 from actors.training.updates import LossShare, TrainLoop, TrainOptions
 from neoproto.algorithms.aggregate import LossDenominators
 from neoproto.algorithms.value_loss import value_loss
+from neoproto.config.critic import CriticConfig
 from neoproto.data import DataProto
 from neoproto.runtime import Dispatch, register
 
@@ -30,19 +31,15 @@ class CriticOptions:
 
     Attributes:
         model: the folder whose model is the body; its language-model head is not used.
-        train: mini-batches, optimizer, schedule.
+        critic: the section `critic`: the loss, mini-batches, optimizer.
+        train: what training needs beside it.
         torch: device, threads, seed of the process.
-        cliprange_value: how far a value may move from the old one, > 0; `math.inf` turns clipping off.
-        loss_agg_mode: see `aggregate_loss`.
-        values_micro_batch_size: samples per forward pass of `compute_values` on one rank.
     """
 
     model: ModelOptions
-    train: TrainOptions
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    train: TrainOptions = field(default_factory=TrainOptions)
     torch: TorchOptions = field(default_factory=TorchOptions)
-    cliprange_value: float = 0.5
-    loss_agg_mode: str = "token-mean"
-    values_micro_batch_size: int = 64
 
 
 class ValueModel(nn.Module):
@@ -73,7 +70,7 @@ class Critic:
         self._options, self._ranks = options, ranks
         self.model = ValueModel(load_model(options.model, ranks, head=False))
         shard(self.model, ranks)
-        self.loop = TrainLoop(self.model, options.train, ranks)
+        self.loop = TrainLoop(self.model, options.critic, options.train, ranks)
 
     @property
     def update_columns(self) -> tuple[str, ...]:
@@ -92,7 +89,7 @@ class Critic:
         batch = PaddedBatch(columns, self._ranks.device)
         values, bootstrap = torch.zeros(len(batch), batch.response_width), torch.zeros(len(batch))
         rows = torch.arange(len(batch))
-        for micro in batch.micro_batches(rows, self._options.values_micro_batch_size):
+        for micro in batch.micro_batches(rows, self._options.critic.ppo_micro_batch_size_per_gpu):
             states = self._state_values(micro)
             kept = micro["response_mask"] != 0
             before = torch.where(kept, states[:, :-1], 0.0)
@@ -123,8 +120,8 @@ class Critic:
             returns_bt=micro["returns"],
             old_values_bt=micro["values"],
             mask_bt=micro["response_mask"],
-            cliprange_value=self._options.cliprange_value,
-            loss_agg_mode=self._options.loss_agg_mode,
+            cliprange_value=self._options.critic.cliprange_value,
+            loss_agg_mode=self._options.critic.loss_agg_mode,
             denominators=denominators,
         )
         metrics = {

@@ -21,6 +21,7 @@ from neoproto.algorithms.kl import kl_estimate
 from neoproto.algorithms.logprobs import entropy_from_logits, log_probs_from_logits
 from neoproto.algorithms.losses import policy_loss
 from neoproto.algorithms.policy_loss import PolicyLossInputs, PolicyLossOptions
+from neoproto.config.policy import ActorConfig
 from neoproto.data import DataProto
 from neoproto.errors import StoreError
 from neoproto.runtime import Dispatch, register
@@ -37,27 +38,20 @@ class PolicyOptions:
 
     Attributes:
         model: the folder training starts from.
-        train: mini-batches, optimizer, schedule.
+        actor: `actor_rollout_ref.actor`: the loss, mini-batches, optimizer.
+        train: what training needs beside it.
         torch: device, threads, seed of the process.
-        loss_mode, loss: the policy loss, see `policy_loss`.
         temperature: the one responses are sampled with; all log-probs are those at this temperature.
-        entropy_coeff: weight of the entropy bonus.
-        use_kl_loss, kl_loss_coef, kl_loss_type: KL to the reference in the loss; needs `ref_log_prob`.
         use_rollout_is: multiply each token's policy loss by `rollout_is_weights`; needs that column.
         log_prob_micro_batch_size: samples per forward pass of `compute_log_prob` on one rank.
         weights: how they are published.
     """
 
     model: ModelOptions
-    train: TrainOptions
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    train: TrainOptions = field(default_factory=TrainOptions)
     torch: TorchOptions = field(default_factory=TorchOptions)
-    loss_mode: str = "vanilla"
-    loss: PolicyLossOptions = field(default_factory=PolicyLossOptions)
     temperature: float = 1.0
-    entropy_coeff: float = 0.0
-    use_kl_loss: bool = False
-    kl_loss_coef: float = 0.001
-    kl_loss_type: str = "k3"
     use_rollout_is: bool = False
     log_prob_micro_batch_size: int = 64
     weights: WeightOptions = field(default_factory=WeightOptions)
@@ -70,12 +64,19 @@ class Policy:
         self._options, self._ranks = options, ranks
         self.model = load_model(options.model, ranks, head=True)
         shard(self.model, ranks)
-        self.loop = TrainLoop(self.model, options.train, ranks)
+        self.loop = TrainLoop(self.model, options.actor, options.train, ranks)
+        low, high = options.actor.clip_range()
+        self._loss = PolicyLossOptions(
+            clip_ratio_low=low,
+            clip_ratio_high=high,
+            clip_ratio_c=options.actor.clip_ratio_c,
+            loss_agg_mode=options.actor.loss_agg_mode,
+        )
 
     @property
     def update_columns(self) -> tuple[str, ...]:
         """Columns that `update` reads."""
-        reference = ("ref_log_prob",) if self._options.use_kl_loss else ()
+        reference = ("ref_log_prob",) if self._options.actor.use_kl_loss else ()
         weights = ("rollout_is_weights",) if self._options.use_rollout_is else ()
         return (*MODEL_COLUMNS, "old_log_probs", "advantages", *reference, *weights)
 
@@ -105,12 +106,12 @@ class Policy:
 
     def loss_share(self, micro: MicroBatch, denominators: LossDenominators) -> LossShare:
         """Policy loss, minus the entropy bonus, plus the KL term, of one micro-batch."""
-        options, mask = self._options, micro["response_mask"]
-        mode = options.loss.loss_agg_mode
+        options, actor, mask = self._options, self._options.actor, micro["response_mask"]
+        mode = actor.loss_agg_mode
         logits = response_logits(self.model, micro)
         log_probs = log_probs_from_logits(logits, micro["responses"], options.temperature)
         policy = policy_loss(
-            options.loss_mode,
+            actor.policy_loss.loss_mode,
             PolicyLossInputs(
                 log_probs_bt=log_probs,
                 old_log_probs_bt=micro["old_log_probs"],
@@ -119,13 +120,13 @@ class Policy:
                 denominators=denominators,
                 weights_bt=micro["rollout_is_weights"] if options.use_rollout_is else None,
             ),
-            options.loss,
+            self._loss,
         )
-        with_bonus = options.entropy_coeff != 0
+        with_bonus = actor.entropy_coeff != 0
         entropy = entropy_from_logits(logits if with_bonus else logits.detach(), options.temperature)
         loss = policy.loss
         if with_bonus:
-            loss = loss - options.entropy_coeff * aggregate_loss(entropy, mask, mode, denominators)
+            loss = loss - actor.entropy_coeff * aggregate_loss(entropy, mask, mode, denominators)
         metrics = {
             "pg_loss": policy.loss.detach(),
             "pg_clipfrac": policy.pg_clipfrac,
@@ -133,10 +134,10 @@ class Policy:
             "ppo_kl": policy.ppo_kl,
             "entropy": aggregate_loss(entropy.detach(), mask, "token-mean", denominators),
         }
-        if options.use_kl_loss:
-            per_token = kl_estimate(log_probs, micro["ref_log_prob"], mask, options.kl_loss_type)
+        if actor.use_kl_loss:
+            per_token = kl_estimate(log_probs, micro["ref_log_prob"], mask, actor.kl_loss_type)
             kl_loss = aggregate_loss(per_token, mask, mode, denominators)
-            loss = loss + options.kl_loss_coef * kl_loss
+            loss = loss + actor.kl_loss_coef * kl_loss
             metrics["kl_loss"] = kl_loss.detach()
         return LossShare(loss=loss, metrics=metrics)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,63 +20,29 @@ from actors.training.ranks import Ranks
 from neoproto.algorithms.aggregate import LossDenominators
 from neoproto.algorithms.masking import sequence_lengths
 from neoproto.algorithms.schedule import lr_multiplier
+from neoproto.config.optim import UpdateConfig
 from neoproto.errors import NonFiniteLoss
 from neoproto.weights.sharding import whole_tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OptimOptions:
-    """AdamW and its learning rate.
-
-    Attributes:
-        lr: peak rate.
-        lr_warmup_steps, lr_scheduler_type, min_lr_ratio: see `lr_multiplier`; steps are calls of `update`.
-        betas, eps, weight_decay: AdamW's; the decay is decoupled.
-    """
-
-    lr: float = 1e-6
-    lr_warmup_steps: int = 0
-    lr_scheduler_type: str = "constant"
-    min_lr_ratio: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions:
-    """How a batch is gone through.
+    """What training on a batch needs to know beside the model's section of the configuration.
 
     Attributes:
-        mini_batch_samples: samples of one optimizer step, on all ranks together.
-        micro_batch_size: samples of one forward and backward pass on one rank.
-        epochs: passes over a batch.
-        shuffle: mini-batches are drawn again in every epoch; else they are the same ones every time, and the
-            samples of a prompt are in one.
         samples_per_prompt: consecutive rows of a batch that are one prompt's.
         seed: of the shuffling.
-        grad_clip: bound on the global gradient norm, > 0; `math.inf` turns it off.
         total_steps: planned calls of `update`, for the learning rate.
-        optim: the optimizer.
     """
 
-    mini_batch_samples: int
-    micro_batch_size: int
-    epochs: int = 1
-    shuffle: bool = True
     samples_per_prompt: int = 1
     seed: int = 0
-    grad_clip: float = 1.0
     total_steps: int = 1
-    optim: OptimOptions = field(default_factory=OptimOptions)
 
     def __post_init__(self) -> None:
-        counts = ("mini_batch_samples", "micro_batch_size", "epochs", "samples_per_prompt", "total_steps")
-        for name in counts:
+        for name in ("samples_per_prompt", "total_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.grad_clip > 0:
-            raise ValueError(f"grad_clip must be > 0, got {self.grad_clip}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,14 +64,17 @@ LossFn = Callable[[MicroBatch, LossDenominators], LossShare]
 class TrainLoop:
     """Updates one model. All methods are collective: every rank calls them alike.
 
+    Args:
+        config: mini and micro batches, epochs, clipping, optimizer.
+
     Attributes:
         updates: calls of `update` that were completed; it drives the learning rate and the shuffling.
     """
 
-    def __init__(self, model: nn.Module, options: TrainOptions, ranks: Ranks) -> None:
-        self._model, self._options, self._ranks = model, options, ranks
+    def __init__(self, model: nn.Module, config: UpdateConfig, options: TrainOptions, ranks: Ranks) -> None:
+        self._model, self._config, self._options, self._ranks = model, config, options, ranks
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optim = options.optim
+        optim = config.optim
         self.optimizer = torch.optim.AdamW(
             self._parameters,
             lr=optim.lr,
@@ -131,13 +100,13 @@ class TrainLoop:
             NonFiniteLoss: a loss or gradient norm of some mini-batch; it and later ones changed nothing.
             ValueError: the batch cannot be cut into mini-batches.
         """
-        options = self._options
+        config, options = self._config, self._options
         rate = self._set_learning_rate()
         steps: list[dict[str, float]] = []
-        for epoch in range(options.epochs):
+        for epoch in range(config.ppo_epochs):
             pieces = mini_batch_rows(
                 len(batch),
-                options.mini_batch_samples,
+                config.ppo_mini_batch_size * options.samples_per_prompt,
                 rank=self._ranks.rank,
                 world_size=self._ranks.world_size,
                 seed=self._shuffle_seed(epoch),
@@ -158,7 +127,7 @@ class TrainLoop:
         """One optimizer step on one mini-batch."""
         self.optimizer.zero_grad(set_to_none=True)
         totals: dict[str, Tensor] = {}
-        for micro in batch.micro_batches(rows, self._options.micro_batch_size):
+        for micro in batch.micro_batches(rows, self._config.ppo_micro_batch_size_per_gpu):
             share = loss(micro, denominators)
             # FSDP averages gradients over ranks; the denominators are global already.
             torch.autograd.backward(share.loss * self._ranks.world_size)
@@ -172,7 +141,7 @@ class TrainLoop:
         if not (math.isfinite(total) and math.isfinite(metrics["grad_norm"])):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteLoss(f"loss {total}, gradient norm {metrics['grad_norm']} in {where}")
-        torch.nn.utils.clip_grads_with_norm_(self._parameters, self._options.grad_clip, norm)
+        torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
         self.optimizer.step()
         return metrics
 
@@ -189,7 +158,7 @@ class TrainLoop:
         ]
 
     def _set_learning_rate(self) -> float:
-        optim = self._options.optim
+        optim = self._config.optim
         rate = optim.lr * lr_multiplier(
             self.updates,
             optim.lr_warmup_steps,
@@ -202,7 +171,7 @@ class TrainLoop:
         return rate
 
     def _shuffle_seed(self, epoch: int) -> int | None:
-        if not self._options.shuffle:
+        if not self._config.shuffle:
             return None
         text = f"{self._options.seed}/{self.updates}/{epoch}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -306,7 +306,7 @@ def _correction(config: RunConfig) -> Iterator[Problem]:
 def _clipping(config: RunConfig) -> Iterator[Problem]:
     """The ratio is clipped to [1 - low, ...], which has to stay above 0."""
     actor = config.actor_rollout_ref.actor
-    if config.actor_rollout_ref.clip_range()[0] >= 1:
+    if actor.clip_range()[0] >= 1:
         yield _problem(
             f"{ACTOR}.clip_ratio: got {actor.clip_ratio}, which must be below 1 on the lower side; "
             "set clip_ratio_low",

@@ -1,4 +1,4 @@
-"""Options of an optimizer and its learning-rate schedule, the same for policy and critic."""
+"""Training on a batch, optimizer and learning rate: the same options for policy and critic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from neoproto.algorithms.names import LRSchedule
-from neoproto.config.base import AsTuple, Fraction, NonNegative, Positive, Section, Size
+from neoproto.algorithms.names import LossAggMode, LRSchedule
+from neoproto.config.base import AsTuple, Count, Fraction, NonNegative, Positive, Section, Size
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -29,3 +29,24 @@ class OptimConfig(Section):
     """Decay rates of the two moments."""
     eps: Positive = 1e-8
     """Added to the denominator."""
+
+
+class UpdateConfig(Section):
+    """Training on a batch. Mini batches count prompts, micro batches samples (`rollout.n` a prompt)."""
+
+    ppo_mini_batch_size: Count = 16
+    """Prompts per optimizer step, over all ranks together."""
+    ppo_micro_batch_size_per_gpu: Count = 64
+    """Samples per forward and backward pass on one rank; changes memory, not the result."""
+    ppo_epochs: Count = 1
+    """Passes over each training batch."""
+    shuffle: bool = False
+    """Shuffle a batch's samples before it is cut into mini batches; else those of a prompt are in one."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """How the per-token losses of a mini batch become one number."""
+    grad_clip: Positive = 1.0
+    """Bound on the global gradient norm."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer and learning rate."""
+    num_threads: Count | None = 1
+    """torch threads of a process on CPU; null = torch's own choice."""

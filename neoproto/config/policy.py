@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from neoproto.algorithms.losses import POLICY_LOSSES
-from neoproto.algorithms.names import KLLossName, LossAggMode
+from neoproto.algorithms.names import KLLossName
 from neoproto.config.base import (
     AtMostMax,
     Count,
@@ -22,7 +22,7 @@ from neoproto.config.base import (
     Share,
     Size,
 )
-from neoproto.config.optim import OptimConfig
+from neoproto.config.optim import UpdateConfig
 from neoproto.config.topology import DevicesPerNode
 from neoproto.config.verl import kl_name
 from neoproto.rollout.engines import ENGINES
@@ -87,17 +87,9 @@ class PolicyLossConfig(Section):
     loss_mode: PolicyLossName = Field(default="vanilla", description=f"{POLICY_LOSSES.help}.")
 
 
-class ActorConfig(Section):
+class ActorConfig(UpdateConfig):
     """Training of the policy. Mini batches count prompts, micro batches samples (`rollout.n` a prompt)."""
 
-    ppo_mini_batch_size: Count = 16
-    """Prompts per optimizer step, over all ranks together."""
-    ppo_micro_batch_size_per_gpu: Count = 64
-    """Samples per forward and backward pass on one rank; changes memory, not the result."""
-    ppo_epochs: Count = 1
-    """Passes over each training batch."""
-    shuffle: bool = False
-    """Shuffle a batch's samples before it is cut into mini batches; else those of a prompt are in one."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     """Which objective."""
     clip_ratio: Positive = 0.2
@@ -108,8 +100,6 @@ class ActorConfig(Section):
     """Upper side: the ratio is clipped at 1 + this; null = `clip_ratio`."""
     clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
     """Dual clip: bound on the ratio where the advantage is negative."""
-    loss_agg_mode: LossAggMode = "token-mean"
-    """How the per-token losses of a mini batch become one number."""
     entropy_coeff: NonNegative = 0.0
     """Weight of the entropy bonus."""
     use_kl_loss: bool = False
@@ -118,12 +108,12 @@ class ActorConfig(Section):
     """Weight of that term."""
     kl_loss_type: Annotated[KLLossName, BeforeValidator(kl_name)] = "k3"
     """Estimator of that term; verl's names kl, mse and low_var_kl stand for k1, k2 and k3."""
-    grad_clip: Positive = 1.0
-    """Bound on the global gradient norm."""
-    optim: OptimConfig = OptimConfig()
-    """Optimizer of the policy."""
-    num_threads: Count | None = 1
-    """torch threads of a policy process on CPU; null = torch's own choice."""
+
+    def clip_range(self) -> tuple[float, float]:
+        """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
+        low = self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+        high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+        return low, high
 
 
 class RefConfig(Section):
@@ -203,10 +193,3 @@ class PolicyConfig(Section):
     """Its frozen copy."""
     rollout: RolloutConfig = RolloutConfig()
     """Its sampling."""
-
-    def clip_range(self) -> tuple[float, float]:
-        """(low, high): the ratio is clipped to [1 - low, 1 + high]."""
-        actor = self.actor
-        low = actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low
-        high = actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high
-        return low, high

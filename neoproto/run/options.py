@@ -1,4 +1,4 @@
-"""From the configuration to what each worker class is told. Workers never see the configuration itself."""
+"""From the configuration to what each worker is told: its own section, and what the run adds to it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from actors.training.policy import PolicyOptions
 from actors.training.reference import ReferenceOptions
 from actors.training.torch_model import ModelOptions
 from actors.training.torch_worker import TorchOptions
-from actors.training.updates import OptimOptions, TrainOptions
-from neoproto.algorithms.policy_loss import PolicyLossOptions
-from neoproto.config import OptimConfig, RunConfig
+from actors.training.updates import TrainOptions
+from neoproto.config import RunConfig
 from neoproto.data.generation import SamplingParams
 from neoproto.files import user_path
 from neoproto.weights import UpdateOptions, WeightOptions
@@ -25,36 +24,24 @@ DeviceType = Literal["cpu", "gpu"]
 def policy_options(config: RunConfig, model_dir: Path, device: DeviceType, total_steps: int) -> PolicyOptions:
     """Options of the policy group."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    low, high = config.actor_rollout_ref.clip_range()
     return PolicyOptions(
         model=model_options(config, model_dir),
-        train=TrainOptions(
-            mini_batch_samples=actor.ppo_mini_batch_size * rollout.n,
-            micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
-            epochs=actor.ppo_epochs,
-            shuffle=actor.shuffle,
-            samples_per_prompt=rollout.n,
-            seed=config.trainer.seed,
-            grad_clip=actor.grad_clip,
-            total_steps=total_steps,
-            optim=optim_options(actor.optim),
-        ),
+        actor=actor,
+        train=train_options(config, total_steps),
         torch=torch_options(config, device, actor.num_threads),
-        loss_mode=actor.policy_loss.loss_mode,
-        loss=PolicyLossOptions(
-            clip_ratio_low=low,
-            clip_ratio_high=high,
-            clip_ratio_c=actor.clip_ratio_c,
-            loss_agg_mode=actor.loss_agg_mode,
-        ),
         temperature=rollout.temperature,
-        entropy_coeff=actor.entropy_coeff,
-        use_kl_loss=actor.use_kl_loss,
-        kl_loss_coef=actor.kl_loss_coef,
-        kl_loss_type=actor.kl_loss_type,
         use_rollout_is=config.algorithm.rollout_correction.rollout_is is not None,
         log_prob_micro_batch_size=rollout.log_prob_micro_batch_size_per_gpu,
         weights=weight_options(config),
+    )
+
+
+def train_options(config: RunConfig, total_steps: int) -> TrainOptions:
+    """What training needs beside the model's own section."""
+    return TrainOptions(
+        samples_per_prompt=config.actor_rollout_ref.rollout.n,
+        seed=config.trainer.seed,
+        total_steps=total_steps,
     )
 
 
@@ -84,24 +71,11 @@ def update_options(config: RunConfig) -> UpdateOptions:
 
 def critic_options(config: RunConfig, model_dir: Path, device: DeviceType, total_steps: int) -> CriticOptions:
     """Options of the critic group."""
-    critic = config.critic
     return CriticOptions(
         model=model_options(config, model_dir),
-        train=TrainOptions(
-            mini_batch_samples=critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n,
-            micro_batch_size=critic.ppo_micro_batch_size_per_gpu,
-            epochs=critic.ppo_epochs,
-            shuffle=critic.shuffle,
-            samples_per_prompt=config.actor_rollout_ref.rollout.n,
-            seed=config.trainer.seed,
-            grad_clip=critic.grad_clip,
-            total_steps=total_steps,
-            optim=optim_options(critic.optim),
-        ),
-        torch=torch_options(config, device, critic.num_threads),
-        cliprange_value=critic.cliprange_value,
-        loss_agg_mode=critic.loss_agg_mode,
-        values_micro_batch_size=critic.ppo_micro_batch_size_per_gpu,
+        critic=config.critic,
+        train=train_options(config, total_steps),
+        torch=torch_options(config, device, config.critic.num_threads),
     )
 
 
@@ -190,18 +164,6 @@ def torch_options(config: RunConfig, device: DeviceType, num_threads: int | None
         num_threads=num_threads,
         device_type="cuda" if device == "gpu" else "cpu",
         collective_timeout_s=config.trainer.timeouts.update,
-    )
-
-
-def optim_options(optim: OptimConfig) -> OptimOptions:
-    return OptimOptions(
-        lr=optim.lr,
-        lr_warmup_steps=optim.lr_warmup_steps,
-        lr_scheduler_type=optim.lr_scheduler_type,
-        min_lr_ratio=optim.min_lr_ratio,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
     )
 
 

@@ -25,7 +25,8 @@ from actors.training.critic import Critic, CriticOptions
 from actors.training.policy import Policy, PolicyOptions
 from actors.training.ranks import Ranks, join_ranks
 from actors.training.torch_model import ModelOptions
-from actors.training.updates import OptimOptions, TrainOptions
+from actors.training.updates import TrainOptions
+from neoproto.config import ActorConfig, CriticConfig, OptimConfig
 from neoproto.weights.sharding import whole_tensor
 from tests.actors.tiny_llama import make_batch
 
@@ -40,18 +41,21 @@ class Trained:
         ranks = ranks or Ranks()
         self.ranks = ranks
         options = ModelOptions(path=str(model))
-        train = TrainOptions(
-            mini_batch_samples=8,
-            micro_batch_size=4,
-            epochs=2,
-            total_steps=10,
-            optim=OptimOptions(lr=lr, lr_scheduler_type="cosine"),
-        )
+        training: dict[str, Any] = {
+            "ppo_mini_batch_size": 8,
+            "ppo_micro_batch_size_per_gpu": 4,
+            "ppo_epochs": 2,
+            "shuffle": True,
+            "optim": OptimConfig(lr=lr, lr_scheduler_type="cosine"),
+        }
+        train = TrainOptions(total_steps=10)
         self.trained: Policy | Critic
         if kind == "policy":
-            self.trained = Policy(PolicyOptions(model=options, train=train), ranks)
+            actor = ActorConfig(**training)
+            self.trained = Policy(PolicyOptions(model=options, actor=actor, train=train), ranks)
         else:
-            self.trained = Critic(CriticOptions(model=options, train=train), ranks)
+            critic = CriticConfig(**training)
+            self.trained = Critic(CriticOptions(model=options, critic=critic, train=train), ranks)
         self.loop = self.trained.loop
         self.checkpoints = ModelCheckpointer(self.trained.model, self.loop, ranks, seed=3, timeout_s=60)
 

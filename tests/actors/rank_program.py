@@ -18,7 +18,8 @@ from actors.training.critic import Critic, CriticOptions
 from actors.training.policy import Policy, PolicyOptions
 from actors.training.ranks import Ranks, join_ranks
 from actors.training.torch_model import ModelOptions, gathered_state, named_weights
-from actors.training.updates import OptimOptions, TrainOptions
+from actors.training.updates import TrainOptions
+from neoproto.config import ActorConfig, CriticConfig, OptimConfig
 from neoproto.errors import NonFiniteLoss
 from neoproto.store import MemoryStore
 from neoproto.weights import Publisher, WeightOptions, WeightVersion
@@ -44,28 +45,26 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         dist.destroy_process_group()
 
 
-def train_options() -> TrainOptions:
-    return TrainOptions(
-        mini_batch_samples=12,
-        micro_batch_size=4,
-        epochs=2,
-        total_steps=10,
-        optim=OptimOptions(lr=1e-3, eps=1e-3),
-    )
+TRAINING: dict[str, Any] = {
+    "ppo_mini_batch_size": 12,
+    "ppo_micro_batch_size_per_gpu": 4,
+    "ppo_epochs": 2,
+    "shuffle": True,
+    "optim": OptimConfig(lr=1e-3, eps=1e-3),
+}
+TRAIN = TrainOptions(total_steps=10)
 
 
 def make_policy(ranks: Ranks, folder: Path) -> Policy:
     model = ModelOptions(path=str(folder / "model"))
-    return Policy(
-        PolicyOptions(model=model, train=train_options(), entropy_coeff=0.1, use_kl_loss=True), ranks
-    )
+    actor = ActorConfig(**TRAINING, entropy_coeff=0.1, use_kl_loss=True)
+    return Policy(PolicyOptions(model=model, actor=actor, train=TRAIN), ranks)
 
 
 def train(ranks: Ranks, folder: Path, columns: dict[str, torch.Tensor]) -> dict[str, Any]:
     policy = make_policy(ranks, folder)
-    critic = Critic(
-        CriticOptions(model=ModelOptions(path=str(folder / "model")), train=train_options()), ranks
-    )
+    model = ModelOptions(path=str(folder / "model"))
+    critic = Critic(CriticOptions(model=model, critic=CriticConfig(**TRAINING), train=TRAIN), ranks)
     policy_figures = policy.update(columns)
     critic_figures = critic.update(columns)
     if ranks.world_size > 1:

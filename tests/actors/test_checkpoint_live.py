@@ -12,7 +12,8 @@ from actors.training.critic import CriticOptions, CriticWorker
 from actors.training.policy import PolicyOptions, PolicyWorker
 from actors.training.torch_model import ModelOptions
 from actors.training.torch_worker import TorchOptions
-from actors.training.updates import OptimOptions, TrainOptions
+from actors.training.updates import TrainOptions
+from neoproto.config import ActorConfig, CriticConfig, OptimConfig
 from neoproto.data import DataProto
 from neoproto.errors import ConfigError
 from neoproto.runtime import ClassWithInitArgs, Runtime, WorkerGroup
@@ -22,9 +23,13 @@ from tests.meshes.leftovers import wait_until_clean
 pytestmark = pytest.mark.live
 
 TORCH = TorchOptions(device_type="cpu", num_threads=1, collective_timeout_s=60)
-TRAIN = TrainOptions(
-    mini_batch_samples=8, micro_batch_size=4, total_steps=10, optim=OptimOptions(lr=1e-3, lr_warmup_steps=4)
-)
+TRAIN = TrainOptions(total_steps=10)
+TRAINING: dict[str, Any] = {
+    "ppo_mini_batch_size": 8,
+    "ppo_micro_batch_size_per_gpu": 4,
+    "shuffle": True,
+    "optim": OptimConfig(lr=1e-3, lr_warmup_steps=4),
+}
 
 
 class Pair:
@@ -33,8 +38,14 @@ class Pair:
     def __init__(self, runtime: Runtime, model: str, name: str) -> None:
         options = ModelOptions(path=model)
         recipes = {
-            "policy": ClassWithInitArgs(PolicyWorker, PolicyOptions(model=options, train=TRAIN, torch=TORCH)),
-            "critic": ClassWithInitArgs(CriticWorker, CriticOptions(model=options, train=TRAIN, torch=TORCH)),
+            "policy": ClassWithInitArgs(
+                PolicyWorker,
+                PolicyOptions(model=options, actor=ActorConfig(**TRAINING), train=TRAIN, torch=TORCH),
+            ),
+            "critic": ClassWithInitArgs(
+                CriticWorker,
+                CriticOptions(model=options, critic=CriticConfig(**TRAINING), train=TRAIN, torch=TORCH),
+            ),
         }
         self.groups: dict[str, WorkerGroup] = {
             kind: runtime.create_worker_group(

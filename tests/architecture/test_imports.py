@@ -91,7 +91,7 @@ def write(root: Path, name: str, text: str) -> None:
         ("neoproto/store/a.py", "from neoproto.store.torchstore import engine", "imports neoproto.store.tor"),
         ("neoproto/weights/a.py", "import neoproto.store.torchstore.engine", "imports neoproto.store.tor"),
         ("neoproto/trainer/a.py", "from neoproto.engines import monarch", "imports neoproto.engines"),
-        ("actors/a.py", "from neoproto.config.data import DataConfig", "imports neoproto.config"),
+        ("actors/a.py", "from neoproto.config.data import DataConfig", "takes DataConfig of neoproto.config"),
         ("actors/a.py", "from neoproto.runtime import Runtime", "takes Runtime of neoproto.runtime"),
         ("actors/a.py", "import neoproto.runtime", "takes the whole of neoproto.runtime"),
         ("configs/a.py", "import neoproto.errors", "imports neoproto.errors"),

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from actors.training.policy import Policy, PolicyOptions, PolicyWorker
 from actors.training.ranks import Ranks
 from actors.training.torch_model import ModelOptions, check_savable, load_model, save_hf_folder
-from actors.training.updates import OptimOptions, TrainOptions
-from neoproto.algorithms.policy_loss import PolicyLossOptions
+from actors.training.updates import TrainOptions
+from neoproto.config import ActorConfig, OptimConfig
 from neoproto.data import DataProto
 from neoproto.errors import NonFiniteLoss, StoreError
 from neoproto.store import MemoryStore, use_store
@@ -23,13 +23,18 @@ from tests.actors.tiny_llama import CHAT_TEMPLATE, VOCABULARY, make_batch
 
 def options(folder: str, **changes) -> PolicyOptions:
     """Adam's epsilon is large, so that rounding in a tiny gradient does not become a full step."""
-    train = {
-        "mini_batch_samples": 8,
-        "micro_batch_size": 8,
-        "total_steps": 10,
-        "optim": OptimOptions(lr=1e-3, eps=1e-3, weight_decay=0.0),
-    } | changes.pop("train", {})
-    return PolicyOptions(model=ModelOptions(path=folder), train=TrainOptions(**train), **changes)
+    actor = {
+        "ppo_mini_batch_size": 8,
+        "ppo_micro_batch_size_per_gpu": 8,
+        "shuffle": True,
+        "optim": OptimConfig(lr=1e-3, eps=1e-3, weight_decay=0.0),
+    } | {name: changes.pop(name) for name in ActorConfig.model_fields.keys() & changes.keys()}
+    return PolicyOptions(
+        model=ModelOptions(path=folder),
+        actor=ActorConfig(**actor),
+        train=TrainOptions(total_steps=10),
+        **changes,
+    )
 
 
 def weights(policy: Policy) -> dict[str, torch.Tensor]:
@@ -98,15 +103,19 @@ def naive_update(
         loss = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         loss = torch.where(advantages < 0, torch.min(loss, -3.0 * advantages), loss)
         weight = {"token-mean": 1 / lengths.sum(), "seq-mean-token-mean": 1 / length / (lengths > 0).sum()}
-        weight = weight[chosen.loss.loss_agg_mode]
+        weight = weight[chosen.actor.loss_agg_mode]
         pg_loss = pg_loss + loss.sum() * weight
         entropy = entropy + entropies.sum() * weight
         d = log_probs - reference
         kl = kl + ((-d).exp() - 1 + d).clamp(max=10.0).sum() * weight
-    total = pg_loss - chosen.entropy_coeff * entropy + (chosen.kl_loss_coef * kl if chosen.use_kl_loss else 0)
+    total = (
+        pg_loss
+        - chosen.actor.entropy_coeff * entropy
+        + (chosen.actor.kl_loss_coef * kl if chosen.actor.use_kl_loss else 0)
+    )
     total.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.train.grad_clip)
-    optim = chosen.train.optim
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.actor.grad_clip)
+    optim = chosen.actor.optim
     torch.optim.AdamW(
         model.parameters(), lr=optim.lr, eps=optim.eps, weight_decay=optim.weight_decay, betas=optim.betas
     ).step()
@@ -120,14 +129,14 @@ def naive_update(
         {},
         {"entropy_coeff": 0.3, "temperature": 0.7},
         {"use_kl_loss": True, "kl_loss_coef": 0.5},
-        {"loss": PolicyLossOptions(loss_agg_mode="seq-mean-token-mean"), "entropy_coeff": 0.1},
+        {"loss_agg_mode": "seq-mean-token-mean", "entropy_coeff": 0.1},
     ],
     ids=["plain", "entropy", "kl", "by-sequence"],
 )
 def test_an_update_is_the_naive_one(llama_folder, changes):
     columns, chosen = (
         make_batch(8, empty=(3,)),
-        options(llama_folder, train={"micro_batch_size": 3}, **changes),
+        options(llama_folder, ppo_micro_batch_size_per_gpu=3, **changes),
     )
     policy = Policy(chosen, Ranks())
     metrics = policy.update(columns)
@@ -136,7 +145,7 @@ def test_an_update_is_the_naive_one(llama_folder, changes):
     for name, value in expected_figures.items():
         if name in metrics:
             assert metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
-    assert ("actor/kl_loss" in metrics) == chosen.use_kl_loss
+    assert ("actor/kl_loss" in metrics) == chosen.actor.use_kl_loss
 
 
 def test_weights_multiply_each_tokens_loss(llama_folder):
@@ -144,8 +153,7 @@ def test_weights_multiply_each_tokens_loss(llama_folder):
     columns = make_batch(8, empty=(3,))
     generator = torch.Generator().manual_seed(5)
     weights_bt = 2.0 * torch.rand(8, 7, generator=generator) * columns["response_mask"]
-    loss = PolicyLossOptions(clip_ratio_c=math.inf)
-    common = {"loss": loss, "train": {"micro_batch_size": 3}, "entropy_coeff": 0.1}
+    common = {"clip_ratio_c": 1e9, "ppo_micro_batch_size_per_gpu": 3, "entropy_coeff": 0.1}
     policy = Policy(options(llama_folder, use_rollout_is=True, **dict(common)), Ranks())
     assert "rollout_is_weights" in policy.update_columns
     with pytest.raises(KeyError, match="rollout_is_weights"):
@@ -186,8 +194,8 @@ def test_the_first_pass_on_fresh_log_probs_has_ratio_one(llama_folder):
 def test_the_result_does_not_depend_on_micro_batches(llama_folder):
     columns, found = make_batch(16), []
     for micro_batch_size in (1, 4, 16):
-        train = {"micro_batch_size": micro_batch_size, "mini_batch_samples": 8, "epochs": 2}
-        policy = Policy(options(llama_folder, train=train, entropy_coeff=0.1), Ranks())
+        actor = {"ppo_micro_batch_size_per_gpu": micro_batch_size, "ppo_epochs": 2, "entropy_coeff": 0.1}
+        policy = Policy(options(llama_folder, **actor), Ranks())
         metrics = policy.update(columns)
         found.append((weights(policy), metrics))
     for state, metrics in found[1:]:
@@ -200,9 +208,8 @@ def test_rows_with_an_empty_mask_contribute_nothing(llama_folder):
     kept = [0, 2, 3, 4, 5, 7]
     states = []
     for rows in (list(range(8)), kept):
-        train = {"mini_batch_samples": len(rows)}
-        loss = PolicyLossOptions(loss_agg_mode="seq-mean-token-mean")
-        policy = Policy(options(llama_folder, train=train, loss=loss), Ranks())
+        actor = {"ppo_mini_batch_size": len(rows), "loss_agg_mode": "seq-mean-token-mean"}
+        policy = Policy(options(llama_folder, **actor), Ranks())
         policy.update({name: column[rows] for name, column in columns.items()})
         states.append(weights(policy))
     assert largest_difference(*states) < 1e-6
@@ -211,7 +218,7 @@ def test_rows_with_an_empty_mask_contribute_nothing(llama_folder):
 def test_the_same_seed_gives_the_same_bits(llama_folder):
     columns, states = make_batch(16), []
     for _ in range(2):
-        policy = Policy(options(llama_folder, train={"epochs": 2, "micro_batch_size": 3}), Ranks())
+        policy = Policy(options(llama_folder, ppo_epochs=2, ppo_micro_batch_size_per_gpu=3), Ranks())
         for _ in range(2):
             metrics = policy.update(columns)
         states.append((weights(policy), metrics))

@@ -6,8 +6,10 @@ from torch import nn
 
 from actors.training.padded_batch import MicroBatch, PaddedBatch
 from actors.training.ranks import Ranks
-from actors.training.updates import LossShare, OptimOptions, TrainLoop, TrainOptions
+from actors.training.updates import LossShare, TrainLoop, TrainOptions
 from neoproto.algorithms.aggregate import LossDenominators
+from neoproto.config import OptimConfig
+from neoproto.config.optim import UpdateConfig
 from neoproto.errors import NonFiniteLoss
 from tests.actors.tiny_llama import make_batch
 
@@ -20,10 +22,18 @@ class Scale(nn.Module):
         self.factor = nn.Parameter(torch.tensor([start]))
 
 
-def train_options(**changes) -> TrainOptions:
-    defaults = {"mini_batch_samples": 8, "micro_batch_size": 3, "grad_clip": math.inf, "total_steps": 10}
-    optim = OptimOptions(lr=0.1, weight_decay=0.0, **changes.pop("optim", {}))
-    return TrainOptions(**(defaults | changes), optim=optim)
+def train_loop(model: nn.Module, *, seed: int = 0, samples: int = 1, **changes) -> TrainLoop:
+    values = {
+        "ppo_mini_batch_size": 8,
+        "ppo_micro_batch_size_per_gpu": 3,
+        "shuffle": True,
+        "grad_clip": 1e9,
+        "optim": OptimConfig(lr=0.1, weight_decay=0.0, **changes.pop("optim", {})),
+    }
+    config = UpdateConfig(**(values | changes))
+    return TrainLoop(
+        model, config, TrainOptions(seed=seed, total_steps=10, samples_per_prompt=samples), Ranks()
+    )
 
 
 def squared_error(model: Scale):
@@ -38,7 +48,7 @@ def squared_error(model: Scale):
 def test_one_step_is_adamw_on_the_gradient_of_the_whole_mini_batch():
     columns = make_batch(8)
     model, naive = Scale(), Scale()
-    metrics = TrainLoop(model, train_options(), Ranks()).update(PaddedBatch(columns), squared_error(model))
+    metrics = train_loop(model).update(PaddedBatch(columns), squared_error(model))
 
     mask = columns["response_mask"] == 1
     error = naive.factor * columns["values"][mask] - columns["returns"][mask]
@@ -57,7 +67,7 @@ def test_denominators_are_those_of_the_mini_batch_not_of_the_piece():
         seen.append(denominators)
         return squared_error(model)(micro, denominators)
 
-    TrainLoop(model, train_options(), Ranks()).update(PaddedBatch(columns), loss)
+    train_loop(model).update(PaddedBatch(columns), loss)
     whole = LossDenominators(tokens=float(columns["response_mask"].sum()), sequences=6.0, horizon=7.0)
     assert seen == [whole] * 3
 
@@ -69,17 +79,29 @@ def test_epochs_and_mini_batches_each_make_a_step_and_figures_are_their_means():
         sizes.append(len(micro.rows))
         return squared_error(model)(micro, denominators)
 
-    loop = TrainLoop(model, train_options(mini_batch_samples=4, epochs=3), Ranks())
+    loop = train_loop(model, ppo_mini_batch_size=4, ppo_epochs=3)
     metrics = loop.update(PaddedBatch(make_batch(8)), loss)
     assert sizes == [3, 1] * 2 * 3
     assert loop.optimizer.state[model.factor]["step"] == 6
     assert metrics["rows"] == 4
 
 
+def test_a_mini_batch_counts_prompts_and_a_micro_batch_samples():
+    model, sizes = Scale(), []
+
+    def loss(micro, denominators):
+        sizes.append(len(micro.rows))
+        return squared_error(model)(micro, denominators)
+
+    loop = train_loop(model, samples=4, ppo_mini_batch_size=1)
+    loop.update(PaddedBatch(make_batch(8)), loss)
+    assert sizes == [3, 1] * 2
+
+
 def test_the_learning_rate_moves_once_per_update_and_never_starts_at_zero():
     model = Scale()
     optim = {"lr_warmup_steps": 2, "lr_scheduler_type": "linear"}
-    loop = TrainLoop(model, train_options(mini_batch_samples=4, epochs=2, optim=optim), Ranks())
+    loop = train_loop(model, ppo_mini_batch_size=4, ppo_epochs=2, optim=optim)
     batch, loss = PaddedBatch(make_batch(8)), squared_error(model)
     rates = [loop.update(batch, loss)["lr"] for _ in range(4)]
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.1 * 7 / 8])
@@ -89,7 +111,7 @@ def test_the_learning_rate_moves_once_per_update_and_never_starts_at_zero():
 
 def test_the_gradient_is_clipped_and_its_norm_reported_before_clipping():
     model = Scale()
-    loop = TrainLoop(model, train_options(grad_clip=1e-3), Ranks())
+    loop = train_loop(model, grad_clip=1e-3)
     metrics = loop.update(PaddedBatch(make_batch(8)), squared_error(model))
     assert metrics["grad_norm"] > 0.1
     assert model.factor.grad.norm() == pytest.approx(1e-3, rel=1e-3)
@@ -99,7 +121,7 @@ def test_the_gradient_is_clipped_and_its_norm_reported_before_clipping():
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_raises_and_changes_nothing(value, where):
     model = Scale()
-    loop = TrainLoop(model, train_options(), Ranks())
+    loop = train_loop(model)
 
     def loss(micro, denominators):
         share = squared_error(model)(micro, denominators).loss
@@ -117,7 +139,7 @@ def test_what_is_not_finite_raises_and_changes_nothing(value, where):
 
 def test_a_mini_batch_without_tokens_is_no_step():
     model = Scale()
-    loop = TrainLoop(model, train_options(mini_batch_samples=4, shuffle=False), Ranks())
+    loop = train_loop(model, ppo_mini_batch_size=4, shuffle=False)
     metrics = loop.update(PaddedBatch(make_batch(8, empty=(0, 2, 4, 6))), squared_error(model))
     assert loop.optimizer.state[model.factor]["step"] == 1
     assert metrics["rows"] == 4
@@ -135,10 +157,8 @@ def test_shuffling_is_drawn_anew_in_every_epoch_and_update_and_repeats_with_the_
             rows.append(tuple(sorted(micro.rows.tolist())))
             return squared_error(model)(micro, denominators)
 
-        options = train_options(
-            mini_batch_samples=4, micro_batch_size=4, epochs=2, seed=seed, shuffle=shuffle
-        )
-        loop = TrainLoop(model, options, Ranks())
+        sizes = {"ppo_mini_batch_size": 4, "ppo_micro_batch_size_per_gpu": 4, "ppo_epochs": 2}
+        loop = train_loop(model, seed=seed, shuffle=shuffle, **sizes)
         for _ in range(2):
             loop.update(PaddedBatch(make_batch(16)), loss)
         return rows
@@ -150,16 +170,7 @@ def test_shuffling_is_drawn_anew_in_every_epoch_and_update_and_repeats_with_the_
     assert drawn(1, shuffle=False)[:4] * 4 == drawn(1, shuffle=False)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("mini_batch_samples", 0),
-        ("micro_batch_size", 0),
-        ("epochs", 0),
-        ("total_steps", 0),
-        ("grad_clip", 0.0),
-    ],
-)
-def test_useless_options_are_refused(field, value):
+@pytest.mark.parametrize("field", ["samples_per_prompt", "total_steps"])
+def test_useless_options_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be"):
-        train_options(**{field: value})
+        TrainOptions(**{field: 0})

@@ -395,7 +395,7 @@ def test_derived_values_follow_what_is_set() -> None:
     config = load({f"{R}.dtype": "bfloat16", f"{A}.clip_ratio": 0.1, f"{A}.clip_ratio_high": 0.3})
     assert config.max_model_len == 72
     assert config.rollout_dtype == "bfloat16"
-    assert config.actor_rollout_ref.clip_range() == (0.1, 0.3)
+    assert config.actor_rollout_ref.actor.clip_range() == (0.1, 0.3)
     assert load({"weights.rollout_dtype": "float16", f"{R}.max_model_len": 100}).rollout_dtype == "float16"
     assert load({f"{R}.max_model_len": 100}).max_model_len == 100
 

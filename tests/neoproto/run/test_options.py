@@ -195,11 +195,9 @@ def test_no_option_is_ignored() -> None:
     assert ignored == []
 
 
-def test_batch_sizes_count_prompts_times_samples() -> None:
-    config = load({f"{ROLLOUT}.n": 4, f"{ACTOR}.ppo_mini_batch_size": 16, "critic.ppo_mini_batch_size": 32})
-    assert options.policy_options(config, Path("m"), "cpu", 1).train.mini_batch_samples == 64
+def test_training_knows_how_many_samples_a_prompt_has() -> None:
+    config = load({f"{ROLLOUT}.n": 4})
     assert options.policy_options(config, Path("m"), "cpu", 1).train.samples_per_prompt == 4
-    assert options.critic_options(config, Path("m"), "cpu", 1).train.mini_batch_samples == 128
     assert options.critic_options(config, Path("m"), "cpu", 1).train.samples_per_prompt == 4
 
 
@@ -216,8 +214,7 @@ def test_log_probs_are_taken_at_the_temperature_of_sampling() -> None:
 
 
 def test_both_sides_of_the_clip_follow_the_one_option() -> None:
-    loss = options.policy_options(load({f"{ACTOR}.clip_ratio": 0.3}), Path("m"), "cpu", 1).loss
-    assert (loss.clip_ratio_low, loss.clip_ratio_high) == (0.3, 0.3)
+    assert load({f"{ACTOR}.clip_ratio": 0.3}).actor_rollout_ref.actor.clip_range() == (0.3, 0.3)
 
 
 def test_a_reward_file_is_found_from_any_working_folder() -> None:

@@ -54,7 +54,7 @@ class GlobalStore:
             name: unique to the run.
             strategy: "host" or "local_rank".
             timeout_s: of starting, and of one operation.
-            guard_shm: gets the beginning of the names of the store's files in shared memory, before any is made.
+            guard_shm: gets the prefix of the store's files in shared memory, before there are any.
             closing: once it is done, the start is not waited for.
         """
         self._log_dir, self._name, self._strategy, self._timeout_s = log_dir, name, strategy, timeout_s

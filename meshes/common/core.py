@@ -112,7 +112,7 @@ class ContainerCore:
         return self._executor.status(call_id)
 
     def mesh_places(self, role: str) -> dict[str, tuple[int, bool]]:
-        """What the worker told `Worker.register_mesh`."""
+        """What the worker has said by `Worker.register_mesh`."""
         return self._executor.meshes(role)
 
     def break_off(self, reason: str) -> None:

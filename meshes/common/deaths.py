@@ -52,7 +52,7 @@ class DeathWatch:
     """One thread that watches the processes of this machine.
 
     Args:
-        on_death: told (key, rank, cause); the cause is None as long as only the death is known.
+        on_death: called with (key, rank, cause); the cause is None as long as only the death is known.
         stopped_timeout_s: how long a process may be stopped by a signal before it is killed.
     """
 
@@ -187,7 +187,7 @@ class DeathWatch:
 
 
 def exit_cause(pidfd: int) -> str | None:
-    """How a process that was reaped by somebody else ended, where the kernel tells; else None."""
+    """How a process that was reaped elsewhere ended, where the kernel tells; else None."""
     info = bytearray(struct.pack(_INFO_FORMAT, _PIDFD_INFO_EXIT, 0, *[0] * 11, 0))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)

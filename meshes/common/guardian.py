@@ -88,7 +88,7 @@ class Folder:
     made: bool = False
 
     def make(self) -> None:
-        """Make and mark it. Whoever removes it knows of it before.
+        """Make and mark it. What removes it has been told of it before.
 
         Raises:
             OSError: it cannot be made, or is there already.
@@ -239,7 +239,7 @@ def path_word(path: str | bytes) -> str:
 
 
 class Guarded:
-    """What a guardian has been told."""
+    """What a guardian is to remove."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -247,7 +247,7 @@ class Guarded:
         self.prefixes: list[str] = []
         self.done = self.last = False
 
-    def hear(self, words: list[str]) -> None:
+    def record(self, words: list[str]) -> None:
         """Take a message; one that is not understood changes nothing."""
         with contextlib.suppress(ValueError):
             match words:
@@ -282,9 +282,9 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     guarded = Guarded(sys.argv[1])
     for told in sys.argv[2:]:
-        guarded.hear(read_message(told.encode()))
+        guarded.record(read_message(told.encode()))
     for line in _lines(sys.stdin.buffer):
-        guarded.hear(read_message(line))
+        guarded.record(read_message(line))
         if guarded.done:
             return
     left = guarded.sweep()

@@ -96,7 +96,7 @@ class Guardian:
             self._tell("dir", path_word(path), folder.owner)
         try:
             folder.make()
-        except FileExistsError:  # somebody else's
+        except FileExistsError:  # of another run or program
             with self._lock:
                 self.folders.remove(folder)
                 self._tell("forget", path_word(path))
@@ -167,7 +167,7 @@ class Guardian:
         self._deaths.watch("guardian", self._starts, process.pid)
 
     def _on_death(self, _: str, number: int, cause: str | None) -> None:
-        """Start another at the first word of its death; its cause may come later."""
+        """Start another as soon as its death is known; the cause may come later."""
         if cause is not None and not self._dismissed:
             logger.warning("guardian %d of run %s died: %s", number, self.run_id, cause)
         with self._lock:
@@ -224,7 +224,7 @@ def start_guardian(address: GuardAddress, run_id: str, name: str, folder: Folder
         for option, value in _KEEPALIVE:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         told = write_message("dir", path_word(folder.path), folder.owner)
-        # Not a Popen: nobody here waits for its end.
+        # Not a Popen: its end is not waited for here.
         os.posix_spawn(
             sys.executable,
             [sys.executable, "-I", "-S", guardian.__file__, run_id, told.decode()],
@@ -242,9 +242,11 @@ class HostGuards:
     """Listens for guardians, tells them what to guard, and has them sweep at the end."""
 
     def __init__(self, host: str, count: int) -> None:
-        """Args:
-        host: the address of this machine at which the hosts reach it.
-        count: how many are expected.
+        """Listen for the guardians of the hosts.
+
+        Args:
+            host: the address of this machine at which the hosts reach it.
+            count: how many are expected.
         """
         self._listener = socket.create_server((host, 0), backlog=max(16, 2 * count))
         self._connections: dict[str, socket.socket] = {}

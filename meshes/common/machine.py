@@ -59,7 +59,7 @@ def source_digest() -> str:
 
 def gpu_count() -> int:
     """GPUs that torch can use here: none with a build for CPUs, whatever the machine has."""
-    import torch  # late: not whoever asks for a folder needs it
+    import torch  # late: most callers of this module do not need it
 
     return torch.cuda.device_count()
 
@@ -95,7 +95,7 @@ def tmp_note() -> str | None:
 
 
 def unmade_folder(prefix: str) -> str:
-    """A path for a folder of temporary files. Whoever is to remove it is told of it before it is made."""
+    """A path for a folder of temporary files. The guardian is told of it before it is made."""
     return os.path.join(short_tmp(), f"{prefix}{secrets.token_hex(4)}")
 
 

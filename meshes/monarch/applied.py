@@ -61,8 +61,8 @@ def check_applied_job(clusters: Mapping[str, int]) -> None:
 def load_applied_job() -> Any:
     """The job as `monarch apply` left it in this folder. Nothing is submitted, started or ended.
 
-    Monarch's `load_current_job().state()` would submit a job anew where the old one is dead, and end one that
-    no longer matches its description.
+    Monarch's `load_current_job().state()` would submit a job again where the old one is dead, and end one
+    that no longer matches its description.
 
     Raises:
         ConfigError: there is none, it cannot be read, or it is no longer alive.
@@ -138,9 +138,11 @@ class AppliedHosts:
     """The meshes of the applied job, by the clusters' names."""
 
     def __init__(self, options: BackendOptions, tmp_dir: str, closing: Future[None]) -> None:
-        """Args:
-        tmp_dir: the run's folder for temporary files on the controller's machine.
-        closing: once it is done, no hosts are waited for.
+        """Look for nothing yet.
+
+        Args:
+            tmp_dir: the run's folder for temporary files on the controller's machine.
+            closing: once it is done, no hosts are waited for.
         """
         self._options, self._tmp_dir, self._closing = options, tmp_dir, closing
         self._job: Any = None
@@ -344,7 +346,7 @@ def _declared_sizes(job: Any) -> dict[str, int] | None:
 
 
 def _ended_hosts(job: Any) -> bool:
-    """Whether a process of a job on this machine has ended, though nobody has taken note of its end."""
+    """Whether a process of a job on this machine has ended and waits to be reaped."""
     return any(procs.state(pid) in ("Z", "X") for pid in engine.host_pids(job).values())
 
 

@@ -275,7 +275,7 @@ class MonarchBackend:
         return group
 
     def stop_spawning(self) -> None:
-        """Whoever waits for processes to start waits no longer."""
+        """End every wait for processes to start, now and later."""
         if not self._closing.done():
             self._closing.set_result(None)
 
@@ -350,9 +350,11 @@ class MonarchGroup:
         kill_far: Callable[[Node, int], None],
         watch: Callable[[str, int, int], None],
     ) -> None:
-        """Args:
-        kill_far: ends a process of the run on another machine.
-        watch: begins to report the death of (key, rank, pid).
+        """Start nothing yet.
+
+        Args:
+            kill_far: ends a process of the run on another machine.
+            watch: begins to report the death of (key, rank, pid).
         """
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
@@ -367,7 +369,7 @@ class MonarchGroup:
     def start(self, timeout_s: float) -> None:
         """Spawn processes and containers, and wait until all have said hello. Call it in `run_blocking`.
 
-        What was started for nothing is stopped again: some of it failed, or nobody waits for it any more.
+        What was started in vain is stopped again: some of it failed, or the wait for it was given up.
         """
         complete = False
         try:
@@ -449,7 +451,7 @@ class MonarchGroup:
         )
 
     def meshes(self, role: str, timeout_s: float) -> list[dict[str, tuple[int, bool]]]:
-        """What the workers told `Worker.register_mesh`, by rank."""
+        """What the workers have said by `Worker.register_mesh`, by rank."""
         answers = self._ask_each(
             range(len(self._infos)), lambda mesh: mesh.mesh_places.call_one(role), timeout_s
         )

@@ -28,8 +28,10 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
     """Hosts one process's worker(s). Names of endpoints keep clear of those of `ActorMesh`."""
 
     def __init__(self, spec: ContainerSpec, store: StoreAccess, requests: Address) -> None:
-        """Args:
-        requests: where the root's `ports.requests()` is.
+        """Make this process a part of the run.
+
+        Args:
+            requests: where the root's `ports.requests()` is.
         """
         rank = context().actor_instance.rank.rank
         pin_context()
@@ -59,7 +61,7 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
 
     @_endpoint
     async def mesh_places(self, role: str) -> dict[str, tuple[int, bool]]:
-        """What the worker told `Worker.register_mesh`."""
+        """What the worker has said by `Worker.register_mesh`."""
         return self._core.mesh_places(role)
 
     @_endpoint
@@ -81,5 +83,5 @@ class Container(Actor):  # type: ignore[misc] # Monarch is not typed
         self._core.close()
 
     def _handle_undeliverable_message(self, message: Any) -> bool:
-        # The other side is gone; what that means for its calls is judged by whoever watches its process.
+        # The other side is gone. What that means for its calls is judged where its process is watched.
         return True

@@ -158,11 +158,13 @@ class PrivateHosts:
         closing: Future[None],
         on_hosts: Callable[[], None],
     ) -> None:
-        """Args:
-        tmp_dir: the run's folder for sockets and temporary files, removed with the run.
-        env: environment of the hosts, which worker processes inherit.
-        closing: once it is done, no hosts are waited for.
-        on_hosts: called once there are new host processes, which are waited for then.
+        """Start nothing yet.
+
+        Args:
+            tmp_dir: the run's folder for sockets and temporary files, removed with the run.
+            env: environment of the hosts, which worker processes inherit.
+            closing: once it is done, no hosts are waited for.
+            on_hosts: called once there are new host processes, which are waited for then.
         """
         self._tmp_dir = tmp_dir
         self._env = {

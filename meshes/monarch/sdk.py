@@ -145,7 +145,7 @@ def run_blocking(body: Callable[[], T], unless: Future[None] | None = None) -> T
     wait may be given up, a helper thread waits in the caller's stead.
 
     Args:
-        unless: done once the runtime closes; then nobody waits any more, and the helper is left to itself.
+        unless: done once the runtime closes; then the wait ends, and the helper is left to itself.
 
     Raises:
         RuntimeClosed: `unless` was done first.
@@ -181,7 +181,7 @@ _helpers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def helpers_left() -> bool:
-    """Whether a helper thread still waits for Monarch, although nobody waits for it."""
+    """Whether a helper thread still waits for Monarch after the wait for it was given up."""
     return any(thread.is_alive() for thread in _helpers)
 
 

@@ -47,13 +47,15 @@ class GlobalStore:
         guard_shm: Callable[[str], None],
         closing: Future[None],
     ) -> None:
-        """Args:
-        log_dir: folder of the store processes' logs.
-        name: unique to the run.
-        strategy: "host" or "local_rank".
-        timeout_s: of starting, and of one operation.
-        guard_shm: told how the names of the store's files in shared memory begin, before there are any.
-        closing: once it is done, the start is not waited for.
+        """Start nothing yet.
+
+        Args:
+            log_dir: folder of the store processes' logs.
+            name: unique to the run.
+            strategy: "host" or "local_rank".
+            timeout_s: of starting, and of one operation.
+            guard_shm: gets the prefix of the store's files in shared memory, before there are any.
+            closing: once it is done, the start is not waited for.
         """
         self._log_dir, self._name, self._strategy, self._timeout_s = log_dir, name, strategy, timeout_s
         self._guard_shm, self._closing = guard_shm, closing
@@ -70,7 +72,7 @@ class GlobalStore:
             hosts: one volume on each, or one for each local rank of each.
             beside_controller: one host, for the index.
         """
-        # Imported here, by whoever can be interrupted: a helper that is still at it when the interpreter ends
+        # Imported here, on a thread that can be interrupted: a helper still at it when the interpreter ends
         # takes the program down.
         import neoproto.store.torchstore.client
         import neoproto.store.torchstore.engine  # noqa: F401

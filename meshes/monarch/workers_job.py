@@ -1,4 +1,4 @@
-"""A Monarch job of workers that somebody has started at known addresses, and how job descriptions are read.
+"""A Monarch job of workers that were started at known addresses, and how job descriptions are read.
 
 machine: run_worker_loop_forever(address) <──tcp── WorkersJob: `monarch apply`, then runs
 """
@@ -73,8 +73,10 @@ class WorkersJob(JobTrait):  # type: ignore[misc] # Monarch is not typed
     """Attaches to workers at their addresses. It neither starts nor ends them."""
 
     def __init__(self, meshes: Mapping[str, Sequence[str]]) -> None:
-        """Args:
-        meshes: name -> addresses of its hosts, `tcp://HOST:PORT`.
+        """Attach to nothing yet.
+
+        Args:
+            meshes: name -> addresses of its hosts, `tcp://HOST:PORT`.
         """
         super().__init__()
         self._meshes = {name: list(addresses) for name, addresses in meshes.items()}

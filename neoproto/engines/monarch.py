@@ -45,9 +45,11 @@ JOB_LOGGER = "monarch._src.job.job"
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Attributes:
-    reason: what the name is used for.
-    instead: what is done without it.
+    """A use of a private name.
+
+    Attributes:
+        reason: what the name is used for.
+        instead: what is done without it.
     """
 
     reason: str
@@ -114,7 +116,7 @@ PRIVATE: Mapping[str, Use] = {
         "They are counted when it is connected to.",
     ),
     f"{_JOBS}.process:ProcessJob._host_to_pid": Use(
-        "Which processes of this machine are hosts, so that their deaths are told by name.",
+        "Which processes of this machine are hosts, so that their deaths are reported by name.",
         "Hosts are not watched; the deaths of their workers are.",
     ),
     f"{_JOBS}.job:JobTrait._create": _SUBCLASS,
@@ -242,9 +244,8 @@ def open_port(instance: Any) -> tuple[bytes, Callable[[], Callable[[], Any]]]:
         from monarch.actor import Channel
 
         port, public = Channel.open()
-        port.return_undeliverable = (
-            False  # a sender is not told that the receiver is gone: it would end by it
-        )
+        # A sender would end by the news that the receiver is gone.
+        port.return_undeliverable = False
 
         def receive_public() -> Callable[[], Any]:
             payload = public.recv().get()

@@ -239,7 +239,7 @@ def test_any_path_is_told_as_it_is(name: str, tmp_path: Path) -> None:
     line = write_message("dir", path_word(str(tmp_path / name)), "owner")
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    guarded.hear(read_message(line))
+    guarded.record(read_message(line))
     assert list(guarded.folders) == [os.fsencode(tmp_path / name)]
 
 
@@ -247,9 +247,9 @@ def test_a_message_that_is_cut_off_or_odd_is_none(tmp_path: Path) -> None:
     guarded = Guarded("r")
     line = write_message("dir", str(tmp_path / "victim-x"), "owner")
     for end in range(len(line) - 1):  # as a connection that ends may leave it
-        guarded.hear(read_message(line[:end]))
+        guarded.record(read_message(line[:end]))
     for odd in (["dir", "relative", "owner"], ["dir", "/x", ""], ["kill", "x"], ["dir", "\u0416", "o"], []):
-        guarded.hear(odd)
+        guarded.record(odd)
     for word in (b"7\n", b"{}\n", b"\xff\n", b"\n"):
         assert read_message(word) == []
     assert guarded.folders == {}

@@ -10,13 +10,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from neoproto.data import DataProto
 from neoproto.errors import DeadlineExceeded, WorkerDied
+from neoproto.trainer import supervision
 from neoproto.trainer.replicas import ReplicaSet
 from neoproto.trainer.supervision import SupervisionOptions, Supervisor
 from neoproto.trainer.tasks import beside
 from neoproto.weights import Manifest, WeightRegistry, WeightVersion
+from tests import virtual_time
 from tests.neoproto.trainer.fakes import FakeHandle
 from tests.neoproto.trainer.replay import answers, version
 
@@ -209,11 +212,23 @@ class Cluster:
 
         async def main() -> Any:
             async with asyncio.timeout(15):
-                result = await beside(play(), {"the supervision": self.supervisor.run()})
-            await asyncio.sleep(0)
-            return result
+                return await self._supervised(play)
 
         return asyncio.run(main())
+
+    def run_on_virtual_time(self, play: Callable[[], Any]) -> Any:
+        """`run`, where starting and closing a process take no time and waiting costs none."""
+
+        async def at_once(work: Callable[[], Any], **_: Any) -> Any:
+            return work()
+
+        with mock.patch.object(supervision, "on_thread", at_once):
+            return virtual_time.run(lambda: self._supervised(play))
+
+    async def _supervised(self, play: Callable[[], Any]) -> Any:
+        result = await beside(play(), {"the supervision": self.supervisor.run()})
+        await asyncio.sleep(0)
+        return result
 
     async def bring_up(self, n: int = 0) -> None:
         """The first version, served by all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 from neoproto.data import DataProto
 
@@ -92,18 +91,30 @@ class Changes:
     Look, then wait, with no other await between the two: then no change is missed.
     """
 
-    __slots__ = ("_next",)
+    __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._next = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
         """Something changed: wake everybody who waits now."""
-        self._next.set()
-        self._next = asyncio.Event()
+        for woken in self._waiting:
+            _wake(woken)
+        self._waiting.clear()
 
     async def wait(self, timeout: float) -> None:
         """Return at the next change, or after `timeout` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._next.wait()
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+        self._waiting.add(woken)
+        timer = loop.call_later(timeout, _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            self._waiting.discard(woken)
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():  # it was cancelled, or its time was up in the same turn of the loop
+        woken.set_result(None)

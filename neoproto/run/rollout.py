@@ -35,7 +35,7 @@ def supervised(
     groups: Sequence[WorkerGroup],
     registry: WorkerGroup,
     config: RunConfig,
-    tell: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> tuple[ReplicaSet, Supervisor]:
     """The replicas as one thing to call, and who keeps them alive.
 
@@ -43,7 +43,7 @@ def supervised(
         spec: of rollout.
         groups: the processes that `start_replica` started, by index.
         registry: the group of the weight registry.
-        tell: a line for a person.
+        print_line: shows a person a line.
     """
     trainer = config.trainer
     start = trainer.timeouts.start
@@ -63,6 +63,6 @@ def supervised(
         registry,
         lambda index: RolloutHandle(start_replica(runtime, spec, index, start)),
         options,
-        tell=tell,
+        print_line=print_line,
     )
     return replicas, supervisor

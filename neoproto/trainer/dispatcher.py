@@ -90,12 +90,13 @@ class Dispatcher:
             async with asyncio.TaskGroup() as calls:
                 while True:
                     if not self._queue.counts().pending:
-                        # Nothing to start: what replicas serve matters only as a sign that somebody tells it.
+                        # Nothing to start, but the registry's failure must end this: it is asked each second.
                         await self._queue.wait_changed(_IDLE_SECONDS)
                     serving = await self._serving()
                     self._routes.update(serving, up=self._up())
                     look_again = now() + self._poll_interval
                     self._start_ready(calls)
+                    # No await between starting and waiting: what changes in between would be missed.
                     while (left := look_again - now()) > 0:
                         await self._queue.wait_changed(left)
                         self._start_ready(calls)
@@ -141,11 +142,14 @@ class Dispatcher:
             log.info("%d prompts of %s are pending again", len(tickets), name)
             return
         except Exception as cause:
-            self._failing = True  # what is given back must not be claimed again before all calls are stopped
+            # Before the prompts are given back, which wakes the loop: it would claim them again, although the
+            # task group is about to stop all calls.
+            self._failing = True
             self._queue.give_back(tickets, cause)
             raise
         finally:
             self._routes.ended(name, len(tickets))
+        # No await between the two: in a checkpoint a prompt is either in the queue or in the buffer.
         self._buffer.add_chunk(tickets, answers)
         self._queue.finish(tickets)
 

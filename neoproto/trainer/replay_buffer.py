@@ -183,6 +183,7 @@ class ReplayBuffer:
                     f"{self._evicted} groups were evicted for one training batch of {count}: generation does "
                     f"not keep within {self._threshold} versions of {self._newest}"
                 )
+            # No await between these looks and the wait: no chunk, failure or end of a prompt is missed.
             if len(self) >= count and not self._must_wait():
                 return self._take(count)
             left = deadline - clock()

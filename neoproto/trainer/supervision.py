@@ -71,7 +71,7 @@ class Supervisor:
         registry_group: what replicas reach it by.
         spawn: starts the process of a replica, by its number, and waits for it; blocks. Whatever it raises
             counts as a failure of that start, unless the runtime is closed or the input wrong.
-        tell: a line for a person.
+        print_line: shows a person a line.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Supervisor:
         spawn: Callable[[int], ReplicaProcess],
         options: SupervisionOptions,
         *,
-        tell: Callable[[str], None] = lambda line: None,
+        print_line: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._set, self._registry, self._registry_group = replicas, registry, registry_group
-        self._spawn, self._options, self._tell = spawn, options, tell
+        self._spawn, self._options, self._print_line = spawn, options, print_line
 
     async def run(self) -> NoReturn:
         """Supervise all replicas until cancelled.
@@ -105,7 +105,7 @@ class Supervisor:
     async def _keep(self, index: int, replica: Replica) -> NoReturn:
         """One replica's life: serve until it fails, be replaced, serve again."""
         causes: list[str] = []
-        since: float | None = None
+        since: float | None = None  # when it failed last; None at the start of the run
         while True:
             try:
                 await self._serve(replica, since)
@@ -127,7 +127,9 @@ class Supervisor:
             replica.come_up()
             if since is not None:
                 seconds = _now() - since
-                self._tell(f"replica {replica.name} is up again on weights {served}, after {seconds:.1f} s")
+                self._print_line(
+                    f"replica {replica.name} is up again on weights {served}, after {seconds:.1f} s"
+                )
                 log.info("replica %s is up again on weights %s, %.1f s", replica.name, served, seconds)
             while replica.failure is None:
                 await self._set.changes.wait(self._options.heartbeat_timeout)
@@ -135,7 +137,7 @@ class Supervisor:
         raise AssertionError("unreachable")
 
     async def _load(self, replica: Replica) -> WeightVersion:
-        """Have a new process serve what is current; what it serves. No await follows the last look."""
+        """Have a new process serve what is current; what it serves."""
         limit, name = self._options.load_timeout, replica.process.group.name
         with replica.calling() as process:
             await answer(process.within(limit).attach_registry(self._registry_group, name))
@@ -147,9 +149,10 @@ class Supervisor:
             with replica.calling() as process:
                 await answer(process.within(limit).update_weights(current.version))
             served = (await self._registry.serving()).get(name)
-            if served is not None and served >= max(
-                current.version, self._set.min_version or current.version
-            ):
+            # A newer version may have been asked for while it loaded. From this look to `come_up` nothing is
+            # awaited: none can be asked for in between that it would come up below.
+            wanted = max(current.version, self._set.min_version or current.version)
+            if served is not None and served >= wanted:
                 return served
 
     async def _agent(self, replica: Replica) -> NoReturn:
@@ -192,7 +195,7 @@ class Supervisor:
             if replica.restarts == most:
                 raise ReplicaLost(replica.name, most, causes) from cause
             replica.restarts += 1
-            self._tell(
+            self._print_line(
                 f"replica {replica.name} failed ({causes[-1]}); restarting it, {replica.restarts} of {most}"
             )
             await self._release(replica)
@@ -210,10 +213,12 @@ class Supervisor:
     async def _release(self, replica: Replica) -> None:
         """End what is left of a process; its device is free then, and its leases end before it is."""
         group = replica.process.group
+        # First: its leases would hold up publishing for as long as ending it takes.
         await self._registry.forget_replica(group.name)
         async with _bounded("close", group.name, _CLOSE_S):
             await on_thread(lambda: group.close(0.0), name=f"close {group.name}")
-        await self._registry.forget_replica(group.name)  # of what it did until it was ended
+        # Again: until it was ended it may have taken a lease or reported what it serves.
+        await self._registry.forget_replica(group.name)
 
     async def _started(self, index: int, replica: Replica) -> ReplicaProcess:
         async with _bounded("start", replica.name, self._options.start_limit):

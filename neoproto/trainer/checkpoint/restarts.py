@@ -73,14 +73,14 @@ class Restarts:
 
     Args:
         newest: the checkpoint that a start would go on from.
-        say: tells a person.
+        print_line: shows a person a line.
     """
 
     def __init__(
-        self, config: RunConfig, newest: Callable[[], Checkpoint | None], say: Callable[[str], None]
+        self, config: RunConfig, newest: Callable[[], Checkpoint | None], print_line: Callable[[str], None]
     ) -> None:
         self._on = config.trainer.on_failure == "restart"
-        self._most, self._newest, self._say = config.trainer.max_restarts, newest, say
+        self._most, self._newest, self._print_line = config.trainer.max_restarts, newest, print_line
         self._causes: list[str] = []
 
     def run(self, train: Callable[[Callable[[], None]], T]) -> T:
@@ -123,4 +123,4 @@ class Restarts:
             if newest is None
             else f"going on from the checkpoint of step {newest.step}"
         )
-        self._say(f"restart {len(self._causes)} of {self._most}: {self._causes[-1]}; {where}")
+        self._print_line(f"restart {len(self._causes)} of {self._most}: {self._causes[-1]}; {where}")

@@ -102,6 +102,8 @@ class Checkpointer:
                 saving = trained.within(self._limit).save_checkpoint(str(partial / role))
                 tasks.create_task(clock.wait(PHASE, saving))
         self._parts.recorder.saved(step, time.perf_counter() - started)
+        # The workers hold copies of this step. Nothing is awaited from here to the task: queue, buffer,
+        # position in the data and metrics are of the same moment.
         context = take()
         state = self._state(step, context)
         self._writing = self._tasks.create_task(

@@ -47,7 +47,7 @@ class BackgroundTracker:
     Args:
         name: of the service, in what is said.
         make: opens it; called in the thread.
-        say: shows a person a line.
+        print_line: shows a person a line.
 
     Raises:
         NotOpened: it could not be opened, or not within `open_timeout` seconds.
@@ -57,13 +57,13 @@ class BackgroundTracker:
         self,
         name: str,
         make: Callable[[], Service],
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         *,
         open_timeout: float = OPEN_TIMEOUT_S,
         close_timeout: float = CLOSE_TIMEOUT_S,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        self._name, self._make, self._say, self._close_timeout = name, make, say, close_timeout
+        self._name, self._make, self._print_line, self._close_timeout = name, make, print_line, close_timeout
         self._rows: queue.Queue[tuple[dict[str, float], int, tuple[RunStart, ...]]] = queue.Queue(
             most_waiting
         )
@@ -97,11 +97,11 @@ class BackgroundTracker:
         self._closing.set()
         self._thread.join(self._close_timeout)
         if self._thread.is_alive():
-            self._say(
+            self._print_line(
                 f"warning: {self._name} did not finish within {self._close_timeout:g} s and is left behind"
             )
         if self._lost:
-            self._say(f"warning: {self._lost} rows of metrics did not reach {self._name}")
+            self._print_line(f"warning: {self._lost} rows of metrics did not reach {self._name}")
 
     def _run(self) -> None:
         """Consumes: rows. Waits for: a row or the end. Unblocked by: either, in a fraction of a second."""
@@ -140,7 +140,7 @@ class BackgroundTracker:
     def _warn(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            self._say(f"warning: {self._name} failed, the run goes on without it: {why}")
+            self._print_line(f"warning: {self._name} failed, the run goes on without it: {why}")
 
 
 class NotOpened(Exception):

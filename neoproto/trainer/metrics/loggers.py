@@ -50,12 +50,12 @@ class Services:
             tracker.close(failed=kind is not None)
 
 
-def open_services(config: RunConfig, folder: Path, say: Callable[[str], None]) -> Services:
+def open_services(config: RunConfig, folder: Path, print_line: Callable[[str], None]) -> Services:
     """Open the services that are chosen, each in a thread of its own.
 
     Args:
         folder: of the run.
-        say: shows a person where a service keeps the metrics, and what becomes of it later.
+        print_line: shows a person a line: where a service keeps the metrics, and what becomes of it later.
 
     Raises:
         ConfigError: one cannot be opened; the others are closed. Or `services.json` is damaged.
@@ -65,7 +65,7 @@ def open_services(config: RunConfig, folder: Path, say: Callable[[str], None]) -
     try:
         for name in SERVICES:
             if name in config.trainer.logger:
-                opened.append(open_service(name, config, folder, runs, say))
+                opened.append(open_service(name, config, folder, runs, print_line))
     except ConfigError:
         for tracker in opened:
             tracker.close(failed=True)
@@ -74,7 +74,7 @@ def open_services(config: RunConfig, folder: Path, say: Callable[[str], None]) -
 
 
 def open_service(
-    name: str, config: RunConfig, folder: Path, runs: ServiceRuns, say: Callable[[str], None]
+    name: str, config: RunConfig, folder: Path, runs: ServiceRuns, print_line: Callable[[str], None]
 ) -> BackgroundTracker:
     """Raises ConfigError: the service cannot be opened."""
     labels = RunLabels(
@@ -87,10 +87,10 @@ def open_service(
 
     def make() -> WandbTracker | MlflowTracker:
         tracker = SERVICES[name](labels)
-        say(f"{name}: {tracker.place}")
+        print_line(f"{name}: {tracker.place}")
         return tracker
 
     try:
-        return BackgroundTracker(name, make, say)
+        return BackgroundTracker(name, make, print_line)
     except NotOpened as error:
         raise ConfigError(f"trainer.logger: {name} cannot be used: {error}{HINTS[name]}") from error

@@ -183,7 +183,7 @@ class Cluster:
             "the registry",
             lambda index: self.spawn(index),
             SupervisionOptions(**(usual | options)),
-            tell=self.told.append,
+            print_line=self.told.append,
         )
 
     def process(self, name: str) -> Process:

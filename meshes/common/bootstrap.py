@@ -18,18 +18,14 @@ from meshes.common.stacks import STACKS_SIGNAL
 LOG_VARIABLE = "NEOPROTO_LOG_FILE"
 FOLDER_VARIABLE = "NEOPROTO_WORKING_FOLDER"
 """Where the run was started, for hosts that were started elsewhere; ignored where there is no such folder."""
+PARENT_VARIABLE = "NEOPROTO_WARM_PARENT"
+"""In a forked worker: the process that it was forked from."""
 
 
 def main() -> None:
     """Redirect file descriptors 1 and 2, make stacks readable on a signal, and run Monarch's bootstrap."""
-    path = os.environ.get(LOG_VARIABLE)
-    if path:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        sys.stdout, sys.stderr = text_log(1), text_log(2)
+    if path := os.environ.get(LOG_VARIABLE):
+        open_log(path)
     folder = os.environ.get(FOLDER_VARIABLE, "")
     if os.path.isdir(folder):
         os.chdir(folder)
@@ -40,6 +36,26 @@ def main() -> None:
         runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
     except SystemExit as end:
         leave(end.code)
+
+
+def main_of_forked() -> None:
+    """The same in a child of a warm parent (`meshes/common/warm.py`)."""
+    os.environ[PARENT_VARIABLE] = str(os.getppid())
+    # Monarch has the kernel end a process with its parent. The warm one may die, and its workers live on:
+    # they end with their stubs, and those with the host.
+    os.environ["HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG"] = "false"
+    sys.argv[:] = ["meshes.common.bootstrap"]
+    main()
+
+
+def open_log(path: str) -> None:
+    """Send file descriptors 1 and 2 to a file, and what Python prints too."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout, sys.stderr = text_log(1), text_log(2)
 
 
 def ensure_home() -> None:

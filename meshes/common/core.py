@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshes.common.bootstrap import PARENT_VARIABLE
 from meshes.common.machine import machine_id
 from neoproto.runtime.attached import AttachedRuntime, attach_process
 from neoproto.runtime.backend import ProcessInfo
@@ -104,6 +105,7 @@ class ContainerCore:
             pid=os.getpid(),
             host=self._host,
             machine=machine_id(),
+            parent=int(os.environ.get(PARENT_VARIABLE, "0")),
             rendezvous=self._rendezvous.address,
         )
 

@@ -11,17 +11,16 @@ deadline of its call.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
-import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshes.common import procs
+from meshes.common.warm_stub import exit_status
 
 OnDeath = Callable[[str, int, str | None], None]
 
@@ -29,11 +28,6 @@ PATIENCE_S = 2.5
 """How long the cause of a known death is waited for."""
 LOOK_S = 1.0
 """How often processes are looked at that may have been stopped."""
-
-# include/uapi/linux/pidfd.h: PIDFD_GET_INFO reports the exit status of a reaped process since Linux 6.15.
-_PIDFD_GET_INFO = 0xC040FF0B
-_PIDFD_INFO_EXIT = 1 << 3
-_INFO_FORMAT = "=QQ11Ii"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -188,13 +182,8 @@ class DeathWatch:
 
 def exit_cause(pidfd: int) -> str | None:
     """How a process that was reaped elsewhere ended, where the kernel tells; else None."""
-    info = bytearray(struct.pack(_INFO_FORMAT, _PIDFD_INFO_EXIT, 0, *[0] * 11, 0))
-    try:
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
-    except OSError:
-        return None
-    mask, *_, status = struct.unpack(_INFO_FORMAT, info)
-    return describe_status(status) if mask & _PIDFD_INFO_EXIT else None
+    status = exit_status(pidfd)
+    return None if status is None else describe_status(status)
 
 
 def describe_status(status: int) -> str:

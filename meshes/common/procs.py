@@ -35,13 +35,25 @@ def command(pid: int) -> str:
     return words.replace(b"\0", b" ").decode(errors="backslashreplace").strip()
 
 
+def parent(pid: int) -> int:
+    """The process that started it, or has adopted it; 0 if it is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
 def state(pid: int) -> str:
     """The letter of its state: R, S, D, T (stopped), t (by a debugger), Z (a zombie), …; "" if it is gone."""
+    fields = _stat(pid)
+    return fields[0].decode("ascii") if fields else ""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields after its name; none if it is gone."""
     try:
-        # The name before it stands in brackets and may itself have some.
-        return _read(f"{pid}/stat").rpartition(b")")[2].split()[0].decode("ascii")
-    except (OSError, IndexError):
-        return ""
+        # The name stands in brackets and may itself have some.
+        return _read(f"{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def lives(pid: int) -> bool:

@@ -25,8 +25,8 @@ from meshes.common.guardian import MARK, path_word
 from meshes.common.guards import HostGuards
 from meshes.common.machine import CACHE_VARIABLE, versions
 from meshes.monarch import sdk
+from meshes.monarch.commands import fresh_command
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Node, Nodes, host_processes, python_path
-from meshes.monarch.stores import worker_command
 from neoproto.engines import monarch as engine
 from neoproto.errors import ConfigError
 from neoproto.runtime.backend import BackendOptions
@@ -294,7 +294,7 @@ class AppliedHosts:
                 procs[name] = mesh.spawn_procs(
                     per_host={"probes": 1},
                     name=f"{MESH_PREFIX}probes",
-                    bootstrap_command=lambda point, name=name: worker_command(
+                    bootstrap_command=lambda point, name=name: fresh_command(
                         logs / f"{name}{point.rank}.log", self._env
                     ),
                 )

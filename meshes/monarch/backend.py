@@ -21,9 +21,10 @@ from meshes.common.guards import Guardian
 from meshes.common.machine import LOOPBACK_ONLY, machine_id, unmade_folder
 from meshes.common.stacks import read_stacks
 from meshes.monarch import ports, sdk
+from meshes.monarch.commands import WarmCommands, fresh_command
 from meshes.monarch.faults import FaultHook, parse_fault
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHosts
-from meshes.monarch.stores import GlobalStore, StoreAccess, host_id, worker_command
+from meshes.monarch.stores import GlobalStore, StoreAccess, host_id
 from neoproto.engines import monarch as engine
 from neoproto.engines.monarch import ensure_context
 from neoproto.engines.monarch_ports import Address
@@ -35,6 +36,7 @@ from neoproto.runtime.backend import (
     OnDeath,
     OnReply,
     OnRequest,
+    Preload,
     ProcessInfo,
     store_death,
 )
@@ -49,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 HOST_KEY = "/hosts"
 """What the hosts of this machine are watched as; no group's key has a slash."""
+PARENT_KEY = "/warm"
+"""The same of the warm parents of this machine."""
 STORE_ACTORS = "neoproto.store.torchstore.engine."
 SOCKETS_S = 2.0
 """How long the kernel may take to give up the sockets of killed processes."""
@@ -62,6 +66,8 @@ class MonarchBackend:
     def __init__(self) -> None:
         self._guardian: Guardian | None = None
         self._hosts: Hosts | None = None
+        self._warm: WarmCommands | None = None
+        self._parents: set[int] = set()
         self._logs: sdk.LogFile | None = None
         self._deaths: DeathWatch | None = None
         self._hook: FaultHook | None = None
@@ -89,6 +95,9 @@ class MonarchBackend:
         if not private_api:
             options = replace(options, env={**options.env, engine.PRIVATE_API_VARIABLE: "0"})
         self._options = options
+        if options.warm_parent:
+            logs = options.run_dir / "logs" / "hosts"
+            self._warm = WarmCommands(logs, options.env, options.expected)
         self._guardian = Guardian(options.run_id)
         self._tmp_dir = unmade_folder(f"np-{options.run_id}-")
         self._guardian.make_folder(self._tmp_dir)
@@ -175,6 +184,7 @@ class MonarchBackend:
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
+            command=fresh_command if self._warm is None else self._warm.starting,
             guard_shm=self._guard_shm,
             closing=self._closing,
         )
@@ -201,6 +211,11 @@ class MonarchBackend:
             self._store.close(timeout_s)
 
     def _on_death(self, key: str, rank: int, cause: str | None) -> None:
+        if key == PARENT_KEY:
+            if cause is not None:
+                more = "what it forked lives on; what would be forked is started afresh"
+                logger.warning("warm parent %d died: %s; %s", rank, cause, more)
+            return
         if key == HOST_KEY:
             self._on_host_death(self._watched_hosts[rank], cause)
             return
@@ -264,7 +279,14 @@ class MonarchBackend:
             host_ids=tuple(host_id(cluster, node, first_cluster) for node in block.nodes),
         )
         group = MonarchGroup(
-            request, hosts, store, self._options.run_id, self._deaths, self._hosts.kill, self._watch
+            request,
+            hosts,
+            store,
+            self._options.run_id,
+            self._deaths,
+            self._hosts.kill,
+            self._watch,
+            self._warm,
         )
         self._groups[request.key] = group
         try:
@@ -272,7 +294,16 @@ class MonarchBackend:
         except BaseException:
             group.given_up = True
             raise
+        self._watch_parents(group)
         return group
+
+    def _watch_parents(self, group: MonarchGroup) -> None:
+        """Watch the warm parents that are new. One that is stopped is killed: it would be waited for."""
+        assert self._deaths is not None
+        for info in group.processes:
+            if info.parent and is_local(info, self._options.run_id) and info.parent not in self._parents:
+                self._parents.add(info.parent)
+                self._deaths.watch(PARENT_KEY, info.parent, info.parent)
 
     def stop_spawning(self) -> None:
         """End every wait for processes to start, now and later."""
@@ -283,6 +314,7 @@ class MonarchBackend:
         """Kill the hosts, end what is left of the run, remove its folders, put everything back."""
         if self._deaths is not None:
             self._deaths.forget(HOST_KEY)
+            self._deaths.forget(PARENT_KEY)
         with contextlib.ExitStack() as stack:
             if self._guardian is not None:
                 stack.callback(self._dismiss, self._guardian)
@@ -349,18 +381,20 @@ class MonarchGroup:
         deaths: DeathWatch,
         kill_far: Callable[[Node, int], None],
         watch: Callable[[str, int, int], None],
+        warm: WarmCommands | None,
     ) -> None:
         """Start nothing yet.
 
         Args:
             kill_far: ends a process of the run on another machine.
             watch: begins to report the death of (key, rank, pid).
+            warm: how processes are forked; None if none are.
         """
         self.request = request
         self.mesh_name = f"{MESH_PREFIX}{request.key}"
         self.released = self.unwatched = self.given_up = False
         self._hosts, self._store, self._run_id, self._deaths = hosts, store, run_id, deaths
-        self._kill_far, self._watch = kill_far, watch
+        self._kill_far, self._watch, self._warm = kill_far, watch, warm
         self._procs: Any = None
         self._mesh: Any = None
         self._infos: list[ProcessInfo] = []
@@ -407,11 +441,17 @@ class MonarchGroup:
         block = self.request.pool.block
         node, device = divmod(point.rank, block.devices_per_node)
         host = self._hosts.nodes[node]
-        env = {**host.env, **(LOOPBACK_ONLY if self._hosts.one_machine else {})}
-        if self.request.pool.device_type == "gpu":
-            env["CUDA_VISIBLE_DEVICES"] = host.gpu(block.first_device + device)
+        own = dict(LOOPBACK_ONLY if self._hosts.one_machine else {})
+        on_gpu = self.request.pool.device_type == "gpu"
+        if on_gpu:
+            own["CUDA_VISIBLE_DEVICES"] = host.gpu(block.first_device + device)
+        own |= self.request.env
         log_path = self.request.log_dir / f"rank{point.rank}.log"
-        return worker_command(log_path, {**env, **self.request.env})
+        if self._warm is None or not self.request.preload or on_gpu:
+            # What looks for GPUs when it is imported, as vLLM does, is not known to bear a fork after that.
+            return fresh_command(log_path, {**host.env, **own})
+        preload = Preload(modules=self.request.preload, env=self.request.env)
+        return self._warm.forked(log_path, host.env, own, preload)
 
     def _slice(self, rank: int) -> Any:
         host, proc = divmod(rank, self.request.pool.block.devices_per_node)

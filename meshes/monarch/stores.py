@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from meshes.common.bootstrap import LOG_VARIABLE
 from meshes.common.guardian import marked_processes
 from meshes.monarch import sdk
 from meshes.monarch.jobs import Nodes
-from neoproto.engines import monarch as engine
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.worker import WorkerIdentity
@@ -44,6 +42,7 @@ class GlobalStore:
         name: str,
         strategy: str,
         timeout_s: float,
+        command: Callable[[Path, Mapping[str, str]], Any],
         guard_shm: Callable[[str], None],
         closing: Future[None],
     ) -> None:
@@ -54,11 +53,12 @@ class GlobalStore:
             name: unique to the run.
             strategy: "host" or "local_rank".
             timeout_s: of starting, and of one operation.
+            command: how a process is started, by its log and its environment.
             guard_shm: gets the prefix of the store's files in shared memory, before there are any.
             closing: once it is done, the start is not waited for.
         """
         self._log_dir, self._name, self._strategy, self._timeout_s = log_dir, name, strategy, timeout_s
-        self._guard_shm, self._closing = guard_shm, closing
+        self._command, self._guard_shm, self._closing = command, guard_shm, closing
         self.unwatched = False
         self._server: Any = None
         self._procs: list[Any] = []
@@ -94,14 +94,14 @@ class GlobalStore:
         volumes = hosts.mesh.spawn_procs(
             per_host={"volumes": count},
             name="np-volumes",
-            bootstrap_command=lambda point: worker_command(
+            bootstrap_command=lambda point: self._command(
                 self._log_dir / f"volume{point.rank}.log", hosts.nodes[point.rank // count].env
             ),
         )
         index = beside_controller.mesh.spawn_procs(
             per_host={"index": 1},
             name="np-index",
-            bootstrap_command=lambda _: worker_command(
+            bootstrap_command=lambda _: self._command(
                 self._log_dir / INDEX_LOG, beside_controller.nodes[0].env
             ),
         )
@@ -189,11 +189,3 @@ class StoreAccess:
 def host_id(cluster: str, node: int, first_cluster: str = "") -> str:
     """What a host is called by the store: volumes are on the first cluster's hosts, which go by number."""
     return str(node) if cluster == first_cluster else f"{cluster}/{node}"
-
-
-def worker_command(log_path: Path, env: Mapping[str, str]) -> Any:
-    """How to start a process whose output goes to `log_path`. It has its host's environment, and `env`."""
-    base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
-    # -P: what lies in the folder that the host was started in is nothing to import.
-    arguments = ["-P", "-m", "neoproto", "meshes.common.bootstrap"]
-    return engine.bootstrap_command(sys.executable, arguments, {**base, **env})

@@ -46,6 +46,9 @@ class RuntimeConfig(Section):
     dead then."""
     env_vars: dict[EnvName, Plain] = Field(default_factory=dict)
     """Environment of every worker process, set at spawn before any import."""
+    warm_parent: bool = True
+    """Whether workers without a GPU are forked from a process on their host that has imported what they need.
+    false: each is started afresh. A worker whose environment differs in what imports read always is."""
     monarch: MonarchConfig = MonarchConfig()
     """The default backend's options."""
 

@@ -25,8 +25,8 @@ from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.files import user_path
 from neoproto.run import options
 from neoproto.run.console import RunConsole
+from neoproto.run.environment import expected_workers, torch_env, worker_modules
 from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
-from neoproto.run.group_specs import torch_env
 from neoproto.run.handles import RewardHandle, RolloutHandle
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
@@ -197,9 +197,14 @@ def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval
     return PreparedEval(
         config=config,
         prompts=prompts,
-        rollout=ClassWithInitArgs(RolloutWorker, rollout, env=env),
+        rollout=ClassWithInitArgs(
+            RolloutWorker, rollout, env=env, preload=worker_modules(device, rollout.engine.name)
+        ),
         reward=ClassWithInitArgs(
-            RewardWorker, options.reward_options(config, model_dir, ends), env=torch_env(1)
+            RewardWorker,
+            options.reward_options(config, model_dir, ends),
+            env=torch_env(1),
+            preload=worker_modules(device),
         ),
     )
 
@@ -219,7 +224,9 @@ def answer(
     """Start the workers, have every question answered and judged, close everything."""
     settings = {"runtime": config.runtime.model_copy(update={"run_dir": str(folder)}), "topology": None}
     with console.stage("starting hosts and store"):
-        runtime = Runtime.from_config(settings, placement=placement)
+        runtime = Runtime.from_config(
+            settings, placement=placement, expected=expected_workers(config, placement)
+        )
     with runtime:
         with console.stage("starting workers"):
             samplers = start(runtime, prepared, placement, config.trainer.timeouts.start)

@@ -30,6 +30,7 @@ class EngineKind(Choice):
         devices: what it runs on.
         env: of a device ("cpu", "gpu") and whether nothing is to be compiled: environment of a replica's
             process, beside what all replicas have. It is set before any import there.
+        modules: what it imports, on a CPU, when an engine is made: a warm parent imports it beforehand.
         model_problem: of a model's `config.json` and a device: why the engine cannot serve it, or None.
         library_bytes: resident memory of a process that has only imported it, on a CPU.
         options: fields of `actor_rollout_ref.rollout` that are this engine's alone.
@@ -39,6 +40,7 @@ class EngineKind(Choice):
     in_process: bool = True
     devices: tuple[str, ...] = ("cpu", "gpu")
     env: Callable[[str, bool], Mapping[str, str]] = field(default=_no_environment)
+    modules: tuple[str, ...] = ()
     model_problem: Callable[[Mapping[str, Any], str], str | None] = field(default=_no_problem)
     library_bytes: float
     options: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from actors.training.policy import PolicyWorker
 from actors.training.reference import ReferenceWorker
 from actors.weight_registry import RegistryWorker
 from neoproto.run import options
+from neoproto.run.environment import torch_env, worker_modules
 from neoproto.run.prepare import PreparedRun
 from neoproto.runtime import ClassWithInitArgs, Worker
 from neoproto.runtime.placement import DeviceType, Placement
@@ -50,39 +51,38 @@ def group_specs(prepared: PreparedRun, placement: Placement) -> list[GroupSpec]:
     device = models["actor"].device_type
     policy = options.policy_options(config, prepared.model_dir, device, prepared.total_steps)
     env = torch_env(config.actor_rollout_ref.actor.num_threads)
-    found.append(_spec("actor", models["actor"].name, PolicyWorker, policy, env))
+    modules = worker_modules(device)
+    found.append(_spec("actor", models["actor"].name, PolicyWorker, policy, env, modules))
     if config.uses_critic:
-        critic = options.critic_options(
-            config, prepared.critic_dir, models["critic"].device_type, prepared.total_steps
-        )
-        found.append(
-            _spec("critic", models["critic"].name, CriticWorker, critic, torch_env(config.critic.num_threads))
-        )
+        model = models["critic"]
+        critic = options.critic_options(config, prepared.critic_dir, model.device_type, prepared.total_steps)
+        critic_env = torch_env(config.critic.num_threads)
+        modules = worker_modules(model.device_type)
+        found.append(_spec("critic", model.name, CriticWorker, critic, critic_env, modules))
     if config.uses_reference:
-        reference = options.reference_options(config, prepared.model_dir, models["reference"].device_type)
-        found.append(_spec("reference", models["reference"].name, ReferenceWorker, reference, env))
+        model = models["reference"]
+        reference = options.reference_options(config, prepared.model_dir, model.device_type)
+        modules = worker_modules(model.device_type)
+        found.append(_spec("reference", model.name, ReferenceWorker, reference, env, modules))
     reward = models["reward"].name if "reward" in models else None
     judge = options.reward_options(config, prepared.model_dir, prepared.eos_token_ids)
-    found.append(_spec("reward", reward, RewardWorker, judge, torch_env(1)))
+    found.append(_spec("reward", reward, RewardWorker, judge, torch_env(1), worker_modules(device)))
     # Asked all the time, and for a moment each: in a trace that would be most of it, and say nothing.
     registry = ClassWithInitArgs(RegistryWorker, env=torch_env(1) | {FOLDER_VARIABLE: ""})
     found.append(GroupSpec(role=REGISTRY, name=config.weights.registry_name, workers=registry, model=None))
     return found
 
 
-def torch_env(num_threads: int | None) -> dict[str, str]:
-    """Environment of a worker that computes with torch: its threads, and no look at the network."""
-    # Threads that spin while they wait take the cores of whoever works: policy and critic train at once.
-    env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "passive"}
-    return env if num_threads is None else env | {"OMP_NUM_THREADS": str(num_threads)}
-
-
 def _spec(
-    role: str, model: str | None, cls: type[Worker], worker_options: object, env: dict[str, str]
+    role: str,
+    model: str | None,
+    cls: type[Worker],
+    worker_options: object,
+    env: dict[str, str],
+    modules: tuple[str, ...],
 ) -> GroupSpec:
-    return GroupSpec(
-        role=role, name=role, workers=ClassWithInitArgs(cls, worker_options, env=env), model=model
-    )
+    workers = ClassWithInitArgs(cls, worker_options, env=env, preload=modules)
+    return GroupSpec(role=role, name=role, workers=workers, model=model)
 
 
 def _rollout(prepared: PreparedRun, device: DeviceType, model: str) -> GroupSpec:
@@ -91,4 +91,5 @@ def _rollout(prepared: PreparedRun, device: DeviceType, model: str) -> GroupSpec
         config, prepared.model_dir, device, prepared.eos_token_ids, prepared.pad_token_id
     )
     env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
-    return _spec("rollout", model, RolloutWorker, rollout, env)
+    modules = worker_modules(device, rollout.engine.name)
+    return _spec("rollout", model, RolloutWorker, rollout, env, modules)

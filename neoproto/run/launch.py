@@ -20,6 +20,7 @@ from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
 from neoproto.run.checks import CheckedRun, check_run
 from neoproto.run.console import RunConsole
+from neoproto.run.environment import expected_workers
 from neoproto.run.folder import completed_steps, nearest_folder, open_run_log, remove_new_folder, run_folder
 from neoproto.run.resuming import ResumePoints
 from neoproto.run.tracing import tracing, worker_environment
@@ -96,4 +97,8 @@ def start_runtime(checked: CheckedRun, folder: Path, console: RunConsole) -> Run
         "topology": config.resolved_topology(),
     }
     with console.stage("starting hosts and store"):
-        return Runtime.from_config(settings, placement=checked.placement)
+        return Runtime.from_config(
+            settings,
+            placement=checked.placement,
+            expected=expected_workers(config, checked.placement),
+        )

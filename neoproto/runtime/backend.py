@@ -39,6 +39,19 @@ OnRequest = Callable[["Origin", "Request", "Answer"], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Preload:
+    """What a group's processes have from the start, where they are forked from a warm parent.
+
+    Attributes:
+        modules: names of modules that have been imported.
+        env: the group's environment.
+    """
+
+    modules: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRequest:
     """Processes to start.
 
@@ -47,6 +60,7 @@ class GroupRequest:
         name: its name in messages; the folder of its logs.
         pool: where; one process on each of its slots.
         env: environment, applied before any import.
+        preload: modules that may have been imported in the processes, in this environment.
         log_dir: folder for `rank<k>.log`.
         attach: what the processes know of the run.
     """
@@ -55,6 +69,7 @@ class GroupRequest:
     name: str
     pool: ResourcePool
     env: Mapping[str, str]
+    preload: tuple[str, ...]
     log_dir: Path
     attach: AttachSpec
 
@@ -67,6 +82,7 @@ class ProcessInfo:
         rank: its rank in its group.
         pid, host: where it is.
         machine: what the pid means something on; "" if not known.
+        parent: the warm parent that it was forked from; 0 if it was started afresh.
         rendezvous: where it listens for its group's `torch.distributed` store, if it is rank 0.
     """
 
@@ -75,6 +91,7 @@ class ProcessInfo:
     host: str
     rendezvous: tuple[str, int] | None
     machine: str = ""
+    parent: int = 0
 
 
 class ProcessGroup(Protocol):
@@ -134,6 +151,8 @@ class BackendOptions:
         run_dir: the run's folder.
         clusters: name → number of nodes.
         env: environment of every process.
+        warm_parent: whether processes may be forked from one that has imported what they need.
+        expected: what groups that will be started preload.
         options: the backend's own block of the configuration.
     """
 
@@ -141,6 +160,8 @@ class BackendOptions:
     run_dir: Path
     clusters: Mapping[str, int]
     env: Mapping[str, str]
+    warm_parent: bool = False
+    expected: tuple[Preload, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ from neoproto.runtime.backend import (
     STORE_KEY,
     BackendOptions,
     GroupRequest,
+    Preload,
     compile_placement,
     load_backend,
     local_gpus,
@@ -97,16 +98,20 @@ class Runtime(RuntimeBase):
         self._close_lock = threading.RLock()
         self._closed = False
         self._before_close: list[Callable[[], None]] = []
+        self._expected: tuple[Preload, ...] = ()
         self._backend = load_backend(settings.backend)
 
     @classmethod
-    def from_config(cls, config: Any, *, placement: Placement | None = None) -> Runtime:
+    def from_config(
+        cls, config: Any, *, placement: Placement | None = None, expected: Sequence[Preload] = ()
+    ) -> Runtime:
         """Check the topology, allocate hosts and start the store.
 
         Args:
             config: a mapping with `runtime` and `topology`, a composed configuration, or an object with such
                 attributes; or what `runtime` holds alone: `{"backend": "monarch", "env_vars": {…}}`.
             placement: the compiled topology, if the caller has compiled it.
+            expected: what groups to come preload: it is imported from now on.
 
         Raises:
             ConfigError: an option is unknown or has a wrong value; nothing has been started.
@@ -120,6 +125,7 @@ class Runtime(RuntimeBase):
         if placement is None and settings.topology is not None:
             placement = compile_placement(settings.topology, hosts_are_here=settings.hosts_are_here)
         runtime = cls(settings, placement)
+        runtime._expected = tuple(expected)
         with _root_lock:
             if _root is not None:
                 raise RuntimeError(LIVE_ALREADY.format(folder=_root.run_dir))
@@ -150,6 +156,8 @@ class Runtime(RuntimeBase):
             run_dir=settings.run_dir,
             clusters=clusters or {"default": 1},
             env=settings.env_vars,
+            warm_parent=settings.warm_parent,
+            expected=self._expected,
             options={**settings.options, "ranks_per_host": ranks_per_host, "gpus_per_host": gpus},
         )
         self._backend.start(options, self._tracker.on_reply, self._on_death, self._relay_server.on_request)
@@ -268,14 +276,17 @@ class Runtime(RuntimeBase):
         timeout_s: float,
     ) -> GroupState:
         env = dict(self._settings.env_vars)
+        preload: dict[str, None] = {}
         for spec in roles.values():
             env.update(spec.env)
+            preload.update(dict.fromkeys(spec.preload))
         key = f"{name}-{self.run_id}"
         request = GroupRequest(
             key=key,
             name=name,
             pool=pool,
             env=env,
+            preload=tuple(preload),
             log_dir=self.run_dir / "logs" / name,
             attach=AttachSpec(run_id=self.run_id, run_dir=self.run_dir, placement=self._placement, key=key),
         )

@@ -28,6 +28,7 @@ class RuntimeSettings:
         run_id: the run's mark, unique on the machine.
         run_dir: the run's folder, absolute.
         env_vars: environment of every worker process.
+        warm_parent: whether workers are forked from a process that has imported what they need.
         topology: the `topology` block as given; a whole run's preset, if it has none; else None.
         hosts_are_here: see `RuntimeConfig`.
     options: the backend's own block.
@@ -37,6 +38,7 @@ class RuntimeSettings:
     run_id: str
     run_dir: Path
     env_vars: dict[str, str]
+    warm_parent: bool
     topology: Any
     hosts_are_here: bool
     options: dict[str, Any]
@@ -60,6 +62,7 @@ class RuntimeSettings:
             run_id=run_id,
             run_dir=Path(run_dir).absolute(),
             env_vars=dict(runtime.env_vars),
+            warm_parent=runtime.warm_parent,
             topology=topology,
             hosts_are_here=runtime.hosts_are_here,
             options={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,18 +84,27 @@ class ClassWithInitArgs:
     Args:
         cls: a subclass of `Worker`; one from `__main__` or a notebook travels by value.
         env: environment of this group's processes; merged over `runtime.env_vars`, applied at spawn.
+        preload: modules that the class needs and that take long to import. With `runtime.warm_parent` they
+            are imported once on a host, and the group's processes are forked from the process that has them.
+            Importing them must start no thread and use no accelerator.
 
     Raises:
         TypeError: `cls` is not a subclass of `Worker`.
     """
 
     def __init__(
-        self, cls: type[Worker], *args: Any, env: Mapping[str, str] | None = None, **kwargs: Any
+        self,
+        cls: type[Worker],
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        preload: Sequence[str] = (),
+        **kwargs: Any,
     ) -> None:
         if not (isinstance(cls, type) and issubclass(cls, Worker)):
             raise TypeError(f"a worker class must be a subclass of neoproto.runtime.Worker, got {cls!r}")
         self.cls, self.args, self.kwargs = cls, args, kwargs
         self.env: dict[str, str] = {str(key): str(value) for key, value in (env or {}).items()}
+        self.preload = tuple(preload)
 
 
 class Rendezvous:

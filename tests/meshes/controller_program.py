@@ -52,7 +52,7 @@ def main(mode: str, run_dir: str, job_mode: str = "process") -> None:
     monarch = {"job_mode": job_mode, "object_store": store}
     runtime = Runtime.from_config({"runtime": {"run_dir": run_dir, "monarch": monarch}})
     group = runtime.create_worker_group(
-        ClassWithInitArgs(Probe), on=runtime.create_resource_pool(1, 2), name="w"
+        ClassWithInitArgs(Probe, preload=("colorsys",)), on=runtime.create_resource_pool(1, 2), name="w"
     )
     pids = [one["pid"] for one in group.whoami()]
     put(b"x" * 5_000_000)

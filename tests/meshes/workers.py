@@ -69,6 +69,17 @@ class Probe(Worker):
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    def threads(self) -> tuple[int, int]:
+        """Those that torch computes with, and those that OpenMP has on this thread after that."""
+        import ctypes
+
+        import torch
+
+        torch.ones(1000, 1000).sum()
+        with open("/proc/self/maps") as file:
+            (path,) = {line.split()[5] for line in file if "libgomp" in line}
+        return torch.get_num_threads(), int(ctypes.CDLL(path).omp_get_max_threads())
+
     def leave_a_file(self) -> str:
         return tempfile.mkstemp(prefix="left-")[1]
 

@@ -50,6 +50,7 @@ CHOICE = EngineKind(
     about="vLLM",
     engine="actors.rollout.vllm_engine:VllmEngine",
     env=environment,
+    modules=("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner"),
     model_problem=model_problem,
     library_bytes=0.75 * GIB,
     options=("kv_cache_gib", "gpu_memory_utilization", "enforce_eager"),

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from neoproto.config import RunConfig, load_config
 from neoproto.run import options
-from neoproto.run.group_specs import torch_env
+from neoproto.run.environment import torch_env
 
 ROOT = Path(__file__).resolve().parents[3]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

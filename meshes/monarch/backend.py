@@ -44,6 +44,7 @@ from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.wire import LAST, CallHeader
 
 if TYPE_CHECKING:
+    from neoproto.config import RuntimeConfig
     from neoproto.runtime.relay import Origin, Request
     from neoproto.store import ObjectStore
 
@@ -80,10 +81,11 @@ class MonarchBackend:
         self._tmp_dir = ""
         self._closing: Future[None] = Future()
 
-    def check(self, clusters: Mapping[str, int]) -> None:
+    def check(self, config: RuntimeConfig, clusters: Mapping[str, int]) -> None:
         """See that the job which is applied in this folder is alive, and has hosts for these clusters."""
         from meshes.monarch.applied import check_applied_job
 
+        engine.use_private_api(config.monarch.private_api)
         check_applied_job(clusters)
 
     def start(

@@ -57,7 +57,7 @@ class Use:
 
 
 _FAST = Use(
-    "Monarch's public ports pickle in Python and receive on its own runtime: twice the time of a call.",
+    "Monarch's public ports pickle in Python and receive on its runtime: a message takes 1.5 times as long.",
     "Channel.open(), Port.send() and PortReceiver.recv(), with a pickle of ours inside.",
 )
 _SUBCLASS = Use(

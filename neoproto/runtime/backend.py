@@ -168,7 +168,7 @@ class BackendOptions:
 class RuntimeBackend(Protocol):
     """What a backend provides. One instance per live `Runtime`."""
 
-    def check(self, clusters: Mapping[str, int]) -> None:
+    def check(self, config: RuntimeConfig, clusters: Mapping[str, int]) -> None:
         """See that hosts are there for these clusters, name → number of nodes, without connecting to them.
 
         Raises:
@@ -240,7 +240,7 @@ def check_hosts(config: RuntimeConfig, placement: Placement) -> None:
         ConfigError: with everything that is wrong.
     """
     if not config.hosts_are_here:
-        load_backend(config.backend).check({one.name: one.nnodes for one in placement.clusters})
+        load_backend(config.backend).check(config, {one.name: one.nnodes for one in placement.clusters})
 
 
 def local_gpus() -> int:

@@ -1,7 +1,7 @@
 """Notes which functions of ours run in this process while a window is open; Python imports it when it starts.
 
-    NEOPROTO_WALKS: a folder, with the file `window` (its byte is the open window, 0: none). Each process
-    writes PID.json there when it ends: [window, file, function, when it was first called] of each that ran.
+NEOPROTO_WALKS: a folder, with the file `window` (its byte is the open window, 0: none). Each process
+writes PID.json there when it ends: [window, file, function, when it was first called] of each that ran.
 """
 
 from __future__ import annotations

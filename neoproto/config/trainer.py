@@ -101,11 +101,11 @@ class TrainerConfig(Section):
     device_type: Literal["auto", "cpu", "gpu"] = "auto"
     """auto = gpu if this machine has one."""
     max_replica_restarts: Size = 3
-    """How often one rollout replica may be started anew before the run fails."""
+    """How often one rollout replica may be restarted before the run fails."""
     heartbeat_interval: Seconds = 2.0
     """Seconds between two heartbeats of a rollout replica; below `heartbeat_timeout`."""
     heartbeat_timeout: Seconds = 20.0
-    """A replica that answers none for so many seconds is ended, and started anew."""
+    """A replica that answers none for so many seconds is ended and restarted."""
     save_freq: Interval = 20
     """Save a checkpoint after every so many steps, and after the last; -1 or 0 = none."""
     max_ckpt_to_keep: Count | None = 2

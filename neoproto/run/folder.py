@@ -110,7 +110,7 @@ def _place(config: RunConfig) -> tuple[str, Path]:
 
 def _check_run(config: RunConfig, field: str, folder: Path) -> None:
     if holds_run(folder) and config.trainer.resume_mode != "auto":
-        raise ConfigError(f"{field}: {folder} already holds a run; trainer.resume_mode=auto goes on with it")
+        raise ConfigError(f"{field}: {folder} already holds a run; trainer.resume_mode=auto resumes it")
 
 
 @contextmanager

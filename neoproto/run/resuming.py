@@ -76,7 +76,7 @@ class ResumePoints:
         return steps if steps is not None and steps >= self._prepared.total_steps else None
 
     def newest(self) -> Checkpoint | None:
-        """The checkpoint that the next start goes on from."""
+        """The checkpoint that the next start resumes from."""
         own = self.checkpoints.newest()
         return own if own is not None or self._given is None else self._given.checkpoint
 
@@ -98,7 +98,7 @@ class ResumePoints:
         return StartPoint(epoch=epoch, checkpoint=opened.checkpoint, state=opened.state)
 
     def open(self) -> Opened | None:
-        """What the next start goes on from, verified, the data set to its position; no file is changed.
+        """What the next start resumes from, verified, the data set to its position; no file is changed.
 
         Raises:
             ConfigError: it is damaged, or of other data, another algorithm, more steps.
@@ -110,7 +110,7 @@ class ResumePoints:
         return opened
 
     def cut(self, start: StartPoint) -> None:
-        """Set aside what was written down after the point that the run goes on from."""
+        """Set aside what was written down after the point that the run resumes from."""
         own = start.checkpoint is not None and start.checkpoint.path.parent == self.checkpoints.root
         at = start.state.positions if own and start.state is not None else {}
         if lines := cut_history(self._folder, at, start.step):
@@ -119,7 +119,7 @@ class ResumePoints:
     def describe(self, start: StartPoint) -> str | None:
         """What a person should know of where the run starts; None for a new one."""
         if start.checkpoint is not None:
-            where = f"going on from the checkpoint of step {start.step}: {start.checkpoint.path}"
+            where = f"resuming from the checkpoint of step {start.step}: {start.checkpoint.path}"
             return "; ".join((where, *self._cautions(start)))
         if holds_run(self._folder):
             return (
@@ -148,7 +148,7 @@ def open_checkpoint(checkpoint: Checkpoint, prepared: PreparedRun, stage: Stage)
     """
     with stage("verifying the checkpoint"):
         if wrong := problems(checkpoint):
-            hint = f"{checkpoint.path} is damaged: remove it to go on from an older one"
+            hint = f"{checkpoint.path} is damaged: remove it to resume from an older one"
             raise ConfigError(*wrong, hint)
     state = read_state(checkpoint)
     check_fits(prepared.config, checkpoint, state, prepared.loop)

@@ -105,7 +105,7 @@ def test_a_killed_run_goes_on_to_the_bit(start: Start, built_in_model: Path, tmp
     done = start(*words, "trainer.total_training_steps=5", folder=folder).wait()
     assert (done.code, done.errors) == (0, ""), done.out
     assert re.search(r"^verifying the checkpoint …$", done.out, re.MULTILINE)
-    (step,) = re.findall(r"^note: going on from the checkpoint of step (\d): \S+$", done.out, re.MULTILINE)
+    (step,) = re.findall(r"^note: resuming from the checkpoint of step (\d): \S+$", done.out, re.MULTILINE)
     assert f"step {int(step) + 1}/5" in done.out
     assert f"step {step}/5" not in done.out
     assert "validation at step 0" not in done.out
@@ -154,11 +154,11 @@ def test_an_asynchronous_run_loses_and_doubles_no_prompt(
     first.wait_for("restart 1 of 3: worker actor[0] on ")
     (step,) = re.findall(
         r"^restart 1 of 3: worker actor\[0\] on \S+ died: signal 9 \(SIGKILL\); "
-        r"going on from the checkpoint of step (\d)$",
+        r"resuming from the checkpoint of step (\d)$",
         first.out,
         re.MULTILINE,
     )
-    first.wait_for(f"note: going on from the checkpoint of step {step}: ")
+    first.wait_for(f"note: resuming from the checkpoint of step {step}: ")
     assert (first.folder / "weight_epoch").read_text() == "1\n"
     first.wait_for(f"step {int(step) + 3}/12")
     assert first.signal(signal.SIGKILL).code == -signal.SIGKILL

@@ -82,7 +82,7 @@ class CheckpointFolder:
         found = _files(partial)
         if found.keys() != digests.keys():
             raise CheckpointError(
-                f"{partial} holds {sorted(found.keys() - digests.keys())} that nobody vouches for, and lacks "
+                f"{partial} holds {sorted(found.keys() - digests.keys())} without a digest, and lacks "
                 f"{sorted(digests.keys() - found.keys())}"
             )
         files = {name: {"sha256": digests[name], "size": found[name]} for name in sorted(digests)}
@@ -105,7 +105,7 @@ class CheckpointFolder:
         return _whole(self.root)
 
     def newest(self) -> Checkpoint | None:
-        """The one to go on from."""
+        """The one to resume from."""
         return max(self.all(), key=lambda one: one.step, default=None)
 
     def sweep(self) -> None:

@@ -72,7 +72,7 @@ class Restarts:
     """Trains, again and again if need be.
 
     Args:
-        newest: the checkpoint that a start would go on from.
+        newest: the checkpoint that a start would resume from.
         print_line: shows a person a line.
     """
 
@@ -121,6 +121,6 @@ class Restarts:
         where = (
             "starting from the beginning"
             if newest is None
-            else f"going on from the checkpoint of step {newest.step}"
+            else f"resuming from the checkpoint of step {newest.step}"
         )
         self._print_line(f"restart {len(self._causes)} of {self._most}: {self._causes[-1]}; {where}")

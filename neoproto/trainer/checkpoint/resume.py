@@ -40,7 +40,7 @@ class RolloutProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerState:
-    """Everything of the controller's that goes on after a restart, but for queue and buffer.
+    """The controller's state that a run resumes from, but for queue and buffer.
 
     Attributes:
         step: that the checkpoint was taken after.
@@ -198,7 +198,7 @@ def check_fits(
     mine, code = fixed_options(config), code_options(config, loop)
     wrong = differing(mine, checkpoint, state)
     if not config.trainer.accept_changed_code:
-        hint = "trainer.accept_changed_code=true goes on with it"
+        hint = "trainer.accept_changed_code=true resumes with it"
         wrong += [f"{text}; {hint}" for text in differing(code, checkpoint, state)]
     if wrong:
         raise ConfigError(*wrong)
@@ -219,7 +219,7 @@ class StartPoint:
 
     Attributes:
         epoch: of the weight versions of this start; no other start of the run has it.
-        checkpoint, state: what it goes on from; None at the beginning.
+        checkpoint, state: what it resumes from; None at the beginning.
     """
 
     epoch: int = 0

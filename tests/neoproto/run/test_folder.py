@@ -69,7 +69,7 @@ def test_a_folder_with_a_run_in_it_is_gone_on_with_or_refused(tmp_path: Path, mo
     assert made(config(str(tmp_path), **mode)) == folder
     (folder / "metrics.jsonl").touch()
     assert holds_run(folder)
-    said = f"^runtime.run_dir: {tmp_path} already holds a run; trainer.resume_mode=auto goes on with it$"
+    said = f"^runtime.run_dir: {tmp_path} already holds a run; trainer.resume_mode=auto resumes it$"
     with pytest.raises(ConfigError, match=said):
         made(config(str(tmp_path), **mode))
     assert made(config(str(tmp_path))) == folder

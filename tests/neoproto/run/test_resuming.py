@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,9 +14,10 @@ import pytest
 from neoproto.config import load_config
 from neoproto.data.prompts import EncodedPrompts, PromptLoader, rows_from_dicts
 from neoproto.errors import ConfigError
+from neoproto.files import write_synced
 from neoproto.run.prepare import PreparedRun
 from neoproto.run.resuming import ResumePoints, open_checkpoint
-from neoproto.trainer.checkpoint.folder import Checkpoint, CheckpointFolder, write_synced
+from neoproto.trainer.checkpoint.folder import Checkpoint, CheckpointFolder
 from neoproto.trainer.checkpoint.resume import STATE, TrainerState, code_options, fixed_options, read_state
 from neoproto.weights import WeightVersion
 from tests.neoproto.run.inputs import words
@@ -63,7 +65,13 @@ def save(run: PreparedRun, folder: Path, step: int, epoch: int = 0, metrics: int
     )
     checkpoints = CheckpointFolder(folder / "checkpoints")
     partial = checkpoints.begin(step)
-    return checkpoints.commit(partial, step, {STATE: write_synced(partial / STATE, state.to_json())})
+    return checkpoints.commit(partial, step, state_file(partial, state.to_json()))
+
+
+def state_file(partial: Path, data: bytes) -> dict[str, str]:
+    """Write the file of the controller's state; its SHA-256, by name."""
+    write_synced(partial / STATE, data)
+    return {STATE: hashlib.sha256(data).hexdigest()}
 
 
 class Stages:
@@ -101,7 +109,7 @@ def test_it_goes_on_from_the_newest_with_its_data_and_a_new_epoch(tmp_path: Path
     assert start.version == WeightVersion(epoch=1, n=2)
     assert found._prepared.loader.next_indices() == expected
     assert stages.said == ["verifying the checkpoint"]
-    assert found.describe(start) == f"going on from the checkpoint of step 2: {two.path}"
+    assert found.describe(start) == f"resuming from the checkpoint of step 2: {two.path}"
 
 
 def test_a_second_start_without_a_new_checkpoint_begins_at_the_same_point(tmp_path: Path) -> None:
@@ -158,7 +166,7 @@ def test_every_damaged_file_is_named_before_anything_is_started(tmp_path: Path) 
         starts(run, tmp_path).next()
     file, hint = caught.value.problems
     assert file.startswith(f"{one.path}/trainer.json: has 2 bytes")
-    assert hint == f"{one.path} is damaged: remove it to go on from an older one"
+    assert hint == f"{one.path} is damaged: remove it to resume from an older one"
     assert not (tmp_path / "weight_epoch").exists()
 
 
@@ -195,7 +203,7 @@ def test_a_checkpoint_that_does_not_say_what_judged_it_is_taken_and_that_is_said
     del state["loader"]["judged"]
     folder = CheckpointFolder(tmp_path / "checkpoints")
     partial = folder.begin(1)
-    folder.commit(partial, 1, {STATE: write_synced(partial / STATE, json.dumps(state).encode())})
+    folder.commit(partial, 1, state_file(partial, json.dumps(state).encode()))
     found = starts(judged_by(data_source="mine"), tmp_path)
     told = found.describe(found.next())
     assert told is not None
@@ -212,7 +220,7 @@ def of_code(run: PreparedRun, folder: Path) -> Checkpoint:
     state = replace(state, fixed={**state.fixed, **code_options(run.config, run.loop)})
     again = CheckpointFolder(folder / "checkpoints")
     partial = again.begin(1)
-    return again.commit(partial, 1, {STATE: write_synced(partial / STATE, state.to_json())})
+    return again.commit(partial, 1, state_file(partial, state.to_json()))
 
 
 def test_what_own_code_imports_beside_it_belongs_to_it(tmp_path: Path) -> None:
@@ -240,7 +248,7 @@ def test_own_code_is_compared_by_content_wherever_it_lies(tmp_path: Path) -> Non
     one = of_code(run, tmp_path)
     moved = replace(prepared(**sections("moved")), loop="train in a file")
     found = starts(moved, tmp_path)
-    assert found.describe(found.next()) == f"going on from the checkpoint of step 1: {one.path}"
+    assert found.describe(found.next()) == f"resuming from the checkpoint of step 1: {one.path}"
     with pytest.raises(ConfigError) as caught:
         starts(prepared(**sections("changed")), tmp_path).next()
     estimator, reward, loop = caught.value.problems
@@ -333,6 +341,6 @@ def test_a_format_of_the_future_is_refused(tmp_path: Path) -> None:
     text = (one.path / STATE).read_text().replace('"format": 1', '"format": 2')
     checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     partial = checkpoints.begin(2)
-    checkpoints.commit(partial, 2, {STATE: write_synced(partial / STATE, text.encode())})
+    checkpoints.commit(partial, 2, state_file(partial, text.encode()))
     with pytest.raises(ConfigError, match="got format 2, this version reads 1"):
         starts(run, tmp_path).next()

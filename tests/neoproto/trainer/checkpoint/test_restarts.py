@@ -109,7 +109,7 @@ def test_it_goes_on_until_it_is_done_and_says_why_and_where() -> None:
     assert job.said == [
         "restart 1 of 3: worker actor[0] on host died: signal 9 (SIGKILL); starting from the beginning",
         "restart 1 of 3: actor.update_actor did not answer within 9.0 s; no answer from rank(s) 0; "
-        "going on from the checkpoint of step 4",
+        "resuming from the checkpoint of step 4",
     ]
 
 

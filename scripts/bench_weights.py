@@ -50,7 +50,7 @@ class Bench:
         self.named = named
         self.publisher = Publisher(store, GroupRegistry(group), options)
         self.registry_group = group.slice(start=0, size=1)
-        self.puller = Puller(store, GroupRegistry(group), "bench", options.lease_ttl)
+        self.puller = Puller(store, GroupRegistry(group), "bench")
         self.newest = self.next = WeightVersion(epoch=0, n=0)
         self.nbytes = 0
 

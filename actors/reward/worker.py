@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from actors.dispatch import SPREAD
-from actors.reward.builtin import AUTO, choose_built_in
+from actors.reward.builtin import choose_built_in
 from actors.reward.function import NotAScore, is_async, load_reward_function, to_score
 from actors.reward.judge_pool import CUSTOM, JudgePool, JudgeSpec
+from neoproto.config import RewardConfig
 from neoproto.data import DataProto
 from neoproto.data.prompts import load_tokenizer
 from neoproto.errors import ConfigError, RewardError
@@ -54,23 +55,12 @@ class RewardOptions:
     Attributes:
         tokenizer: folder whose tokenizer decodes responses.
         eos_token_ids: tokens that end an answer; one at its end is no part of the text.
-        name: a built-in reward, or "auto": by each row's `reward_model.style`.
-        custom_path, custom_name: file and name of a reward function that is used instead.
-        timeout_s: limit for one sample.
-        num_processes: most processes that judge at the same time, of each kind of judge.
-        max_concurrency: calls of an asynchronous function at the same time.
-        max_failed_share: more failures than this share of a call's samples, in 0..1, are an error.
+        reward: the section `reward`. A reward function's path is absolute: workers run in another folder.
     """
 
     tokenizer: str
     eos_token_ids: tuple[int, ...] = ()
-    name: str = AUTO
-    custom_path: str | None = None
-    custom_name: str = "compute_score"
-    timeout_s: float = 30.0
-    num_processes: int = 2
-    max_concurrency: int = 32
-    max_failed_share: float = 0.5
+    reward: RewardConfig = field(default_factory=RewardConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +100,12 @@ class Judge:
     """
 
     def __init__(self, options: RewardOptions) -> None:
-        self._options = options
+        self._options, self._custom = options.reward, options.reward.custom_reward_function
         self._pools: dict[str, JudgePool] = {}
         self._function: Callable[..., Any] | None = None
         self.timeouts = self.errors = 0
-        if options.custom_path is not None:
-            function = load_reward_function(options.custom_path, options.custom_name)
+        if self._custom.path is not None:
+            function = load_reward_function(self._custom.path, self._custom.name)
             if is_async(function):
                 self._function = function
             else:
@@ -163,7 +153,7 @@ class Judge:
 
     def _kind(self, sample: Sample) -> str:
         """Who judges it: a built-in, or `CUSTOM`."""
-        if self._options.custom_path is not None:
+        if self._custom.path is not None:
             return CUSTOM
         try:
             return choose_built_in(self._options.name, sample.style, sample.data_source)
@@ -234,20 +224,19 @@ class Judge:
             spec = JudgeSpec(
                 kind=kind,
                 timeout_s=options.timeout_s if built_in is None else built_in.timeout_s or options.timeout_s,
-                path=options.custom_path or "",
-                name=options.custom_name,
+                path=self._custom.path or "",
+                name=self._custom.name,
                 memory_bytes=None if built_in is None else built_in.memory_bytes,
             )
             self._pools[kind] = JudgePool(spec, options.num_processes)
         return self._pools[kind]
 
     def _place(self, error: BaseException) -> str:
-        return error_place(error, Path(self._options.custom_path or "").expanduser().resolve())
+        return error_place(error, Path(self._custom.path or "").expanduser().resolve())
 
     def _blame(self, sample: Sample, what: str) -> RewardError:
-        options = self._options
-        custom = options.custom_path is not None
-        judge = f"{options.custom_name} of {options.custom_path}" if custom else f"reward {options.name}"
+        custom = self._custom
+        judge = f"reward {self._options.name}" if custom.path is None else f"{custom.name} of {custom.path}"
         step = "" if sample.step is None else f", step {sample.step}"
         return RewardError(f"{judge}: sample {sample.uid} (data source {sample.data_source}{step}): {what}")
 
@@ -259,7 +248,7 @@ class RewardWorker(Worker):
         self._tokenizer = load_tokenizer(options.tokenizer)
         self._judge = Judge(options)
         self._samples, self._seconds = 0, 0.0
-        self._custom = options.custom_path is not None
+        self._custom = options.reward.custom_reward_function.path is not None
         self._eos_token_ids = options.eos_token_ids
 
     @register(dispatch_mode=SPREAD)

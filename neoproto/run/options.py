@@ -49,11 +49,9 @@ def weight_options(config: RunConfig) -> WeightOptions:
     """How weights are published and pulled."""
     weights = config.weights
     return WeightOptions(
-        device=weights.device,
         transport=weights.transport,
         num_slots=weights.num_slots,
         rollout_dtype=config.rollout_dtype,
-        lease_ttl=weights.lease_ttl,
         bucket_bytes=weights.bucket_mib << 20,
     )
 
@@ -139,18 +137,13 @@ def rollout_options(
 def reward_options(config: RunConfig, model_dir: Path, eos_token_ids: tuple[int, ...]) -> RewardOptions:
     """Options of the reward group."""
     reward, custom = config.reward, config.reward.custom_reward_function
+    if custom.path is not None:
+        path = user_path(custom.path, field="reward.custom_reward_function.path").absolute()
+        custom = custom.model_copy(update={"path": str(path)})
     return RewardOptions(
         tokenizer=str(model_dir),
         eos_token_ids=eos_token_ids,
-        name=reward.name,
-        custom_path=None
-        if custom.path is None
-        else str(user_path(custom.path, field="reward.custom_reward_function.path").absolute()),
-        custom_name=custom.name,
-        timeout_s=reward.timeout_s,
-        num_processes=reward.num_processes,
-        max_concurrency=reward.max_concurrency,
-        max_failed_share=reward.max_failed_share,
+        reward=reward.model_copy(update={"custom_reward_function": custom}),
     )
 
 

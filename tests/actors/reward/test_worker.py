@@ -22,6 +22,7 @@ from actors.reward.worker import (
     last_generated,
     place_scores,
 )
+from neoproto.config import RewardConfig, RewardFunctionConfig
 from neoproto.data import DataProto
 from neoproto.errors import RewardError
 from neoproto.eval.metrics import Answer, answer_metrics
@@ -45,7 +46,14 @@ def sample(solution: str = "cba", uid: str = "q1", **changes: Any) -> Sample:
 def custom(folder: Path, body: str, *, prefix: str = "", **changes: Any) -> Judge:
     path = folder / "my_reward.py"
     path.write_text(f"import asyncio, time\n{prefix}def compute_score({ARGUMENTS}):\n    {body}\n")
-    return Judge(RewardOptions(tokenizer="", custom_path=str(path), **changes))
+    return Judge(told(path, **changes))
+
+
+def told(path: Path | None = None, **changes: Any) -> RewardOptions:
+    """Options of a judge; of the file at `path` if there is one."""
+    function = RewardFunctionConfig(path=None if path is None else str(path))
+    reward = RewardConfig(**({"custom_reward_function": function} | changes))
+    return RewardOptions(tokenizer="there", eos_token_ids=(2,), reward=reward)
 
 
 def scores(judge: Judge, *samples: Sample) -> list[float]:
@@ -59,7 +67,7 @@ def blamed(judge: Judge, *samples: Sample) -> str:
 
 
 def test_rows_are_judged_by_their_style() -> None:
-    judge = Judge(RewardOptions(tokenizer=""))
+    judge = Judge(told())
     assert scores(
         judge,
         sample("cba"),
@@ -71,9 +79,7 @@ def test_rows_are_judged_by_their_style() -> None:
 
 
 def test_a_named_built_in_judges_every_row() -> None:
-    assert scores(
-        Judge(RewardOptions(tokenizer="", name="last_number")), sample("4 cba 5", ground_truth=5)
-    ) == [1]
+    assert scores(Judge(told(name="last_number")), sample("4 cba 5", ground_truth=5)) == [1]
 
 
 def test_a_plain_function_gets_what_verls_gets(tmp_path: Path) -> None:
@@ -137,7 +143,7 @@ PRED = (
     ],
 )
 def test_a_vote_is_what_the_judge_compares(row: dict[str, Any], votes: list[str]) -> None:
-    judge = Judge(RewardOptions(tokenizer=""))
+    judge = Judge(told())
     made = asyncio.run(judge.score([sample(text, ground_truth="42", **row) for text in SAID], votes=True))
     judge.close()
     assert [one.score.vote for one in made] == votes
@@ -209,7 +215,7 @@ def test_hostile_answers_to_a_plain_function_score_0_and_are_counted(
 ) -> None:
     path = tmp_path / "hostile.py"
     path.write_text(HOSTILE)
-    judge = Judge(RewardOptions(tokenizer="", custom_path=str(path), timeout_s=1.0))
+    judge = Judge(told(path, timeout_s=1.0))
     bad = ["regex", "power", "number", "exit", "deep"]
     samples = [sample(what, uid=what) for what in (*bad, *["fine"] * 6)]
     start = time.perf_counter()
@@ -250,7 +256,7 @@ def test_more_failures_than_allowed_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_built_in_that_cannot_judge_names_the_sample() -> None:
-    judge = Judge(RewardOptions(tokenizer=""))
+    judge = Judge(told())
     assert "sample q1" in blamed(judge, sample(style="model"))
     assert "the ground truth 'x' has no number" in blamed(
         judge, sample(style="last_number", ground_truth="x")
@@ -311,7 +317,7 @@ def batch(**meta: Any) -> DataProto:
 
 
 def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,)), monkeypatch)
+    made = worker(told(), monkeypatch)
     out = asyncio.run(made.compute_score(batch(step=3, keep_text=True)))
     assert out["token_level_scores"].tolist() == [[0, 0, 0, 1.0], [0, 0, 0, 0]]
     assert out["token_level_scores"].dtype is torch.float32
@@ -326,7 +332,7 @@ def test_the_worker_returns_scores_accuracy_and_texts(monkeypatch: pytest.Monkey
 
 def test_the_worker_scores_the_last_token_that_the_policy_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool's answer at the end of a response is no token of the policy's, and not in the loss."""
-    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,)), monkeypatch)
+    made = worker(told(), monkeypatch)
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]])
     given = batch().union(DataProto.from_dict(tensors={"response_mask": mask}))
     given.non_tensor_batch["reward_model"] = [
@@ -339,7 +345,7 @@ def test_the_worker_scores_the_last_token_that_the_policy_wrote(monkeypatch: pyt
 def test_the_worker_marks_answers_without_a_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.py"
     path.write_text(f"def compute_score({ARGUMENTS}): return 1 / (solution_str == 'cba')\n")
-    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,), custom_path=str(path)), monkeypatch)
+    made = worker(told(path), monkeypatch)
     out = asyncio.run(made.compute_score(batch()))
     assert out["reward_failed"].tolist() == [0, FAILED["error"]]
     assert out["reward_failed"].dtype is torch.int8
@@ -354,7 +360,7 @@ def test_the_worker_keeps_what_a_custom_function_adds(
     path.write_text(
         f"def compute_score({ARGUMENTS}): return {{'score': 0.5, 'acc': 1, 'why': solution_str}}\n"
     )
-    made = worker(RewardOptions(tokenizer="there", eos_token_ids=(2,), custom_path=str(path)), monkeypatch)
+    made = worker(told(path), monkeypatch)
     out = asyncio.run(made.compute_score(batch()))
     assert list(out["reward_extra_info"]) == [{"why": "cba"}, {"why": "cbb"}]
     assert np.asarray(out["acc"]).tolist() == [1.0, 1.0]

@@ -79,7 +79,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     "weights.rollout_dtype": ("float16", {"actor"}),
     "weights.bucket_mib": (1, {"actor"}),
     "weights.num_slots": (5, {"actor"}),
-    "weights.lease_ttl": (3.0, {"actor", "rollout"}),
+    "weights.lease_ttl": (3.0, {"rollout"}),
     "weights.transport": ("store", {"actor", "rollout"}),
     "weights.pause_mode": ("keep", {"rollout"}),
     "weights.drain_timeout": (0.5, {"rollout"}),
@@ -220,7 +220,7 @@ def test_both_sides_of_the_clip_follow_the_one_option() -> None:
 def test_a_reward_file_is_found_from_any_working_folder() -> None:
     """Reward workers do not run where the command was typed."""
     config = load({"reward.custom_reward_function.path": "mine/judge.py"})
-    path = options.reward_options(config, Path("m"), (2,)).custom_path
+    path = options.reward_options(config, Path("m"), (2,)).reward.custom_reward_function.path
     assert path == str(Path.cwd() / "mine" / "judge.py")
 
 

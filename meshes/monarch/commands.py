@@ -28,10 +28,12 @@ class WarmCommands:
     """Commands of a run whose hosts have a warm parent each, where there is something to preload."""
 
     def __init__(self, log_dir: Path, env_vars: Mapping[str, str], expected: Sequence[Preload]) -> None:
-        """Args:
-        log_dir: folder of the parents' logs.
-        env_vars: the run's environment, which the parents have too.
-        expected: what groups that will be started need.
+        """Start nothing yet.
+
+        Args:
+            log_dir: folder of the parents' logs.
+            env_vars: the run's environment, which the parents have too.
+            expected: what groups that will be started need.
         """
         self._log_dir, self._env_vars = str(log_dir), env_vars
         self._plan = self._planned(expected) if expected else None

@@ -93,6 +93,8 @@ class EngineThread:
         self._frozen_since: float | None = None
         self._failure: BaseException | None = None
         self._closed = False
+        # For the last look at the commands: without it one could be queued after the thread has ended, and
+        # its caller would wait for ever. The gate is the event loop's, everything else the thread's alone.
         self._lock = threading.Lock()
         self._thread_ended = False
         ready: Future[StepEngine] = Future()
@@ -162,7 +164,9 @@ class EngineThread:
         """
         if self._gate is not None:
             raise RolloutError("the rollout engine is paused already")
-        self._gate = Future()
+        self._gate = (
+            Future()
+        )  # first: a request that came after the drain began would begin on the old weights
         try:
             if drain_s > 0:
                 await self._drain(drain_s)
@@ -180,6 +184,7 @@ class EngineThread:
             self._thaw()
             thawed.set_result(None)
 
+        # Queued before the gate opens: a thread that steps again admits what has waited there.
         self._submit(command)
         self._open_gate()
         await asyncio.shield(asyncio.wrap_future(thawed))

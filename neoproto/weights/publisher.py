@@ -117,6 +117,7 @@ class Publisher:
         plan = self._plan(named_tensors)
         slot = SlotWriter(self._transport, plan, self._peers, self._pins, f"{self._prefix}/{version}")
         try:
+            # Every byte is in place on every rank, then readable, and only then announced.
             slot.write(named_tensors)
             manifest = Manifest(
                 version=version,
@@ -205,6 +206,8 @@ class SlotWriter:
         Raises:
             StoreError: on every rank, if the slot could not be reserved or opened on one.
         """
+        # Two exchanges: no rank opens memory that its leader has not reserved, and none commits before the
+        # last one has written.
         handles = on_all_ranks(self._peers, self._reserve)[self._leader]
         on_all_ranks(self._peers, lambda: self._open_and_fill(handles, named_tensors))
 
@@ -253,6 +256,7 @@ class SlotWriter:
                     devices.add(part.device)
                     self._pins.pin(buffer)
                 _target(buffer, writes[index]).copy_(part, non_blocking=True)
+        # Copies from devices are under way until here; the version must not be announced before they end.
         for device in devices:
             torch.get_device_module(device).synchronize(device)
 

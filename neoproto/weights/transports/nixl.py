@@ -42,6 +42,7 @@ class NixlTransport:
 
     def __init__(self, timeout_s: float = 120.0) -> None:
         self._timeout_s = timeout_s
+        # One read at a time: `_known` and the remote agents that the NIXL agent has must agree.
         self._lock = threading.Lock()
         self._known: dict[str, bytes] = {}
         self._free: list[Tensor] = []
@@ -133,6 +134,7 @@ class NixlTransport:
             finally:
                 agent.release_xfer_handle(handle)
         finally:
+            # Last, on every way out: the transfer writes into this memory until its handle is released.
             agent.deregister_memory(registered)
 
     def _wait(self, handle: Any, bucket: RemoteMemory) -> None:

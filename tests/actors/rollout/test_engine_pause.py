@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from actors.rollout import engine_thread
 from actors.rollout.continuation import Partial, continued, joined
 from actors.rollout.engine_thread import EngineThread
 from neoproto.data.generation import GenerateRequest, Generation, SamplingParams
@@ -85,9 +86,15 @@ async def pause_after(
     assert await asyncio.to_thread(steps.reached.wait, 10)
     assert steps.count == count
     pausing = asyncio.create_task(engine.pause(mode, drain_s))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # its command is queued: the thread finds it after this step
     steps.go()
     await pausing
+
+
+async def turns(engine: EngineThread, fake: FakeEngine, count: int = 20) -> None:
+    """Let the thread look `count` times whether there is something to step."""
+    for _ in range(count):
+        await engine.check_layout(fake.layout, "the model")
 
 
 def test_a_kept_request_goes_on_where_it_was_on_the_new_weights(
@@ -97,7 +104,7 @@ def test_a_kept_request_goes_on_where_it_was_on_the_new_weights(
         steps.stop_at(4)
         running = asyncio.create_task(engine.generate([request(9), request(3, "short")]))
         await pause_after(engine, steps, 4, "keep")
-        await asyncio.sleep(0.05)
+        await turns(engine, fake)
         assert steps.count == 4
         await engine.load(ONE, WEIGHTS)
         await engine.resume()
@@ -164,7 +171,7 @@ def test_requests_that_arrive_while_paused_start_on_the_new_weights(
         await engine.pause(mode, 0.0)
         late = asyncio.create_task(engine.generate([request(3, "late")]))
         left = asyncio.create_task(engine.generate([request(3, "left")]))
-        await asyncio.sleep(0.05)
+        await turns(engine, fake)
         assert not fake.running
         left.cancel()
         await engine.load(ONE, WEIGHTS)
@@ -184,9 +191,9 @@ def test_draining_lets_short_requests_end_on_their_weights_and_new_ones_wait(
         running = asyncio.create_task(engine.generate([request(40, "old")]))
         assert await asyncio.to_thread(steps.reached.wait, 10)
         pausing = asyncio.create_task(engine.pause("abort", 30.0))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         late = asyncio.create_task(engine.generate([request(3, "late")]))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         steps.go()
         await pausing
         assert await running == [answer(request(40, "old"), 0)]
@@ -199,16 +206,17 @@ def test_draining_lets_short_requests_end_on_their_weights_and_new_ones_wait(
 
 
 def test_draining_ends_when_its_time_is_up(engine: EngineThread, fake: FakeEngine) -> None:
-    slow = threading.Event()
+    begun, slow = threading.Event(), threading.Event()
 
     def on_step(running: int) -> None:
+        begun.set()
         slow.wait(0.02)
 
     fake.on_step = on_step
 
     async def main() -> None:
         running = asyncio.create_task(engine.generate([request(1500)]))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(begun.wait, 10)
         await engine.pause("keep", 0.1)
         assert not running.done()
         await engine.load(ONE, WEIGHTS)
@@ -244,7 +252,7 @@ def test_a_cancelled_pause_leaves_the_engine_running(
         running = asyncio.create_task(engine.generate([request(300)]))
         assert await asyncio.to_thread(steps.reached.wait, 10)
         pausing = asyncio.create_task(engine.pause("abort", 30.0))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         with pytest.raises(RolloutError, match="paused already"):
             await engine.pause("keep", 0.0)
         pausing.cancel()
@@ -274,7 +282,8 @@ def test_a_cancelled_load_returns_when_nothing_reads_the_tensors_any_more(
         await asyncio.to_thread(loading.wait, 10)
         for _ in range(2):
             load.cancel()
-            await asyncio.sleep(0.02)
+            for _ in range(20):  # turns enough for it to end, if it did not wait for the thread
+                await asyncio.sleep(0)
             assert not load.done()
         finish.set()
         with pytest.raises(asyncio.CancelledError):
@@ -311,7 +320,7 @@ def test_whoever_waits_for_a_paused_engine_that_ends_is_refused(
         running: list[asyncio.Task[Any]] = [asyncio.create_task(engine.generate([request(9)]))]
         await pause_after(engine, steps, 2, "abort")
         running.append(asyncio.create_task(engine.generate([request(9)])))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         said = await finish()
         for task in running:
             with pytest.raises(RolloutError, match=said):
@@ -326,25 +335,29 @@ def test_whoever_waits_for_a_paused_engine_that_ends_is_refused(
 
 
 def test_the_time_it_stood_still_holds_the_time_it_loaded_but_not_the_draining(
-    engine: EngineThread, fake: FakeEngine
+    engine: EngineThread, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on_step(running: int) -> None:
-        time.sleep(0.01)
+    now, begun = 0.0, threading.Event()
+    monkeypatch.setattr(engine_thread, "time", SimpleNamespace(perf_counter=lambda: now))
 
-    fake.on_step = on_step
-    fake.on_load = lambda: time.sleep(0.03)
+    def takes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        begun.set()
 
-    async def main() -> float:
+    fake.on_step = lambda running: takes(1.0)
+    fake.on_load = lambda: takes(30.0)
+
+    async def main() -> None:
         running = asyncio.create_task(engine.generate([request(20)]))
-        await asyncio.sleep(0.02)
-        start = time.perf_counter()
+        assert await asyncio.to_thread(begun.wait, 10)
         await engine.pause("keep", 30.0)
         await running
+        takes(5.0)
         await engine.load(ONE, WEIGHTS)
         await engine.resume()
-        return time.perf_counter() - start
 
-    whole = asyncio.run(main())
+    asyncio.run(main())
     times = engine.times
-    assert 0.03 <= times.last_loading <= times.last_paused < whole - 0.1
+    assert (times.last_loading, times.last_paused) == (30.0, 35.0)
     assert (times.paused, times.loading) == (times.last_paused, times.last_loading)

@@ -180,7 +180,7 @@ def test_a_load_that_fails_half_way_ends_the_replica(engine: EngineThread, fake:
 def test_closing_ends_calls_in_flight_and_refuses_later_ones(engine: EngineThread) -> None:
     async def main() -> None:
         running = asyncio.create_task(engine.generate([never_ending()]))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it is queued, before the command that closes
         engine.close()
         with pytest.raises(RolloutError, match="has been closed"):
             await running

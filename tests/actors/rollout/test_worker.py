@@ -258,7 +258,7 @@ def test_a_replica_takes_weights_from_a_registry_and_seeds_follow_them(
             nonlocal early
             await pause(mode, drain_s)
             early = asyncio.create_task(rollout.generate(prompts(2)))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)  # it waits for the gate now
 
         rollout._engine.pause = pause_and_ask  # type: ignore[method-assign]
         await rollout.agent.load(WeightVersion(epoch=0, n=2))

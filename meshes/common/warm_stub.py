@@ -54,9 +54,7 @@ def main() -> None:
     own, command = rest[: int(count)], rest[int(count) :]
     plan = os.environ.pop(PLAN_VARIABLE)
     host = os.getppid()
-    parent = connect(host, own, plan)
-    if parent is not None:
-        parent.settimeout(float(wait_s))
+    parent = connect(host, own, plan, float(wait_s))
     if parent is not None and modules:
         end_with_host(signal.SIGKILL, host)
         pass_signals_on()
@@ -71,11 +69,12 @@ def main() -> None:
     os.execv(sys.executable, [sys.executable, *command])
 
 
-def connect(host: int, own: Sequence[str], plan: str) -> socket.socket | None:
+def connect(host: int, own: Sequence[str], plan: str, wait_s: float) -> socket.socket | None:
     """A connection to the host's warm parent, which is started if there has been none; None if it is gone."""
     folder = os.environ.get("TMPDIR", "")
     path = f"{folder}/warm-{host}.sock"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(wait_s)
     for _ in range(2):
         try:
             connection.connect(path)

@@ -45,7 +45,9 @@ LOOK_S, MEMORY_S = 0.1, 1.0
 """Between two looks at the processes, and at their memory, which takes milliseconds each."""
 RUN_LIMIT_S = 900.0
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-EXECUTABLES = {"guardian.py": "guardians", "multiprocessing.resource_tracker": "resource trackers"}
+SCRIPTS = {"guardian.py": "guardians", "warm_stub.py": "stubs of warm workers"}
+MODULES = {"warm": "warm parent"}
+TRACKER = "multiprocessing.resource_tracker"
 HOSTS = "run_worker_loop_forever"
 
 
@@ -150,13 +152,15 @@ def program(command: str) -> str:
     """What a process is by its command line (arguments end with NUL): for those that no run folder names."""
     words = command.split("\0")
     for word in words:
-        name = os.path.basename(word)
-        if name in EXECUTABLES or "multiprocessing.resource_tracker" in word:
-            return EXECUTABLES.get(name, "resource trackers")
+        if name := SCRIPTS.get(os.path.basename(word)):
+            return name
+        if TRACKER in word:
+            return "resource trackers"
         if HOSTS in word:
             return "hosts"
     if "neoproto" in words:
-        return words[words.index("neoproto") + 1].rpartition(".")[2]
+        module = words[words.index("neoproto") + 1].rpartition(".")[2]
+        return MODULES.get(module, module)
     return os.path.basename(words[0]) or "others"
 
 

@@ -42,7 +42,8 @@ class WarmCommands:
         """A fresh process. The host's parent is started with it, to be warm by the time it is needed."""
         if self._plan is None:
             return fresh_command(log_path, env)
-        return _command(log_path, {**env, PLAN_VARIABLE: self._plan}, stub_arguments((), (), _FRESH))
+        arguments = stub_arguments((LOG_VARIABLE,), (), _FRESH)
+        return _command(log_path, {**env, PLAN_VARIABLE: self._plan}, arguments)
 
     def forked(self, log_path: Path, env: Mapping[str, str], own: Mapping[str, str], preload: Preload) -> Any:
         """A process that is forked from the host's parent, or a fresh one where that cannot be.
@@ -52,8 +53,9 @@ class WarmCommands:
             own: environment of this one beside that.
         """
         plan = self._plan or self._planned([preload])
-        # The parent is started by whoever comes first, and has none of what is that one's own.
-        names = [name for name, value in own.items() if self._env_vars.get(name) != value]
+        # The parent is started by whoever comes first, and has none of what is that one's own: processes of
+        # the store, for one, are known by the log that they write.
+        names = [LOG_VARIABLE, *(name for name, value in own.items() if self._env_vars.get(name) != value)]
         arguments = stub_arguments(names, preload.modules, _FRESH)
         return _command(log_path, {**env, **own, PLAN_VARIABLE: plan}, arguments)
 

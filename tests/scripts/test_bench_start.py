@@ -155,6 +155,8 @@ def test_only_processes_with_the_mark_count_and_ended_ones_are_kept(
         (["python", "-c", "from multiprocessing.resource_tracker import main;main(24)"], "resource trackers"),
         (["python", "-c", "from monarch.actor import run_worker_loop_forever; …"], "hosts"),
         (["python", "-P", "-m", "neoproto", "meshes.bootstrap"], "bootstrap"),
+        (["python", "-P", "-m", "neoproto", "meshes.common.warm", "7"], "warm parent"),
+        (["python", "-I", "-S", "/x/meshes/common/warm_stub.py", "-P"], "stubs of warm workers"),
         (["/usr/bin/cc", "-c", "x.c"], "cc"),
     ],
 )

@@ -22,6 +22,7 @@ from _bench import EOS, Figure, Measurements, positive, random_llama
 
 import neoproto  # noqa: F401 - first: it finds our packages, whatever else has their names
 from actors.rollout.options import EngineOptions, rollout_env
+from neoproto.config import RolloutConfig
 
 PROMPT, ANSWER, IN_FLIGHT = 16, 96, 16
 
@@ -120,7 +121,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         engine_options = EngineOptions(
-            model=folder, dtype="bfloat16", max_model_len=PROMPT + ANSWER, eos_token_ids=(EOS,)
+            rollout=RolloutConfig(dtype="bfloat16"),
+            model=folder,
+            max_model_len=PROMPT + ANSWER,
+            eos_token_ids=(EOS,),
         )
         os.environ.update(rollout_env(engine_options))  # before torch and vLLM are imported
         model = random_llama(options.quick).bfloat16()

@@ -24,8 +24,8 @@ import neoproto  # noqa: F401 - first: it finds our packages, whatever else has 
 from actors.rollout.options import EngineOptions, RolloutOptions, rollout_env
 from actors.rollout.worker import RolloutWorker
 from actors.weight_registry import GroupRegistry, RegistryWorker
+from neoproto.config import RolloutConfig
 from neoproto.data import DataProto
-from neoproto.data.generation import SamplingParams
 from neoproto.runtime import ClassWithInitArgs, Runtime
 from neoproto.store import active_store
 from neoproto.weights import (
@@ -125,19 +125,17 @@ def stand_still(
     runtime: Runtime, bench: Bench, folder: Path, repeats: int, measured: Measurements
 ) -> list[Figure]:
     """A replica takes versions while it generates: how long it stands still, and what of it is loading."""
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=100)
     engine = EngineOptions(
-        model=str(folder), dtype="bfloat16", max_model_len=128, max_num_seqs=8, eos_token_ids=(EOS,)
+        rollout=RolloutConfig(dtype="bfloat16", max_num_seqs=8, n=8),
+        model=str(folder),
+        max_model_len=128,
+        eos_token_ids=(EOS,),
     )
     options = RolloutOptions(
         engine=engine,
         max_prompt_length=4,
         max_response_length=100,
         pad_token_id=EOS,
-        seed=0,
-        n=8,
-        sampling=sampling,
-        val_sampling=sampling,
         updates=UpdateOptions(pause_mode="abort", drain_timeout=0.0),
     )
     replica = runtime.create_worker_group(

@@ -46,7 +46,7 @@ def build_engine(options: EngineOptions) -> RolloutEngine:
     Raises:
         RolloutError: it does not take the model or the options.
     """
-    kind = ENGINES[options.name]
+    kind = ENGINES[options.rollout.name]
     module, _, name = kind.engine.partition(":")
 
     def build() -> Any:

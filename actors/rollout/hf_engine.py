@@ -57,8 +57,8 @@ class HfEngine:
     def __init__(self, options: EngineOptions) -> None:
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(options.threads)
-        self._options, self._dtype = options, parse_dtype(options.dtype)
+        torch.set_num_threads(options.rollout.num_threads)
+        self._options, self._dtype = options, parse_dtype(options.rollout.dtype)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 options.model, local_files_only=True, dtype=self._dtype, attn_implementation="sdpa"
@@ -87,7 +87,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[str, Generation]]:
-        room = self._options.max_num_seqs - self._alive_count
+        room = self._options.rollout.max_num_seqs - self._alive_count
         if self._waiting and room > 0:
             self._compact()
             self._enter([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])

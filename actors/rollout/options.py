@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from neoproto.config import RolloutConfig
 from neoproto.data.generation import SamplingParams
 from neoproto.data.model_files import read_model_config
 from neoproto.errors import ConfigError
@@ -25,44 +26,38 @@ class EngineOptions:
     """One replica's engine.
 
     Attributes:
-        name: one of `ENGINES`.
+        rollout: `actor_rollout_ref.rollout`: which engine, and how it runs.
         model: Hugging Face folder the engine starts from.
-        dtype: of the weights and the arithmetic, for example "float32".
         device: "cpu" or "gpu".
         max_model_len: most tokens of a prompt and its answer together.
-        max_num_seqs: most requests that run at once; more wait.
         eos_token_ids: tokens that end an answer; at least one.
-        seed: of whatever requests with a seed of their own do not cover.
-        threads: compute threads (CPU).
-        kv_cache_bytes: size of the key/value cache; None: what `max_num_seqs` full sequences need (CPU), or
-            `gpu_memory_utilization` (GPU).
-        gpu_memory_utilization: share of a GPU's memory that the engine may take.
-        enforce_eager: compile nothing.
+
+    Raises:
+        ConfigError: the engine does not run on the device, or no token ends an answer.
     """
 
-    name: str = "vllm"
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     model: str
-    dtype: str = "float32"
     device: Literal["cpu", "gpu"] = "cpu"
     max_model_len: int
-    max_num_seqs: int = 256
     eos_token_ids: tuple[int, ...]
-    seed: int = 0
-    threads: int = 1
-    kv_cache_bytes: int | None = None
-    gpu_memory_utilization: float = 0.5
-    enforce_eager: bool = True
 
     def __post_init__(self) -> None:
-        if self.device not in ENGINES[self.name].devices:
+        name = self.rollout.name
+        if self.device not in ENGINES[name].devices:
             fitting = " or ".join(name for name, kind in ENGINES.items() if self.device in kind.devices)
-            only = " and ".join(f"{device.upper()}s" for device in ENGINES[self.name].devices)
+            only = " and ".join(f"{device.upper()}s" for device in ENGINES[name].devices)
             raise ConfigError(
-                f"actor_rollout_ref.rollout.name={self.name} runs on {only} only; "
+                f"actor_rollout_ref.rollout.name={name} runs on {only} only; "
                 f"on a {self.device.upper()} take {fitting}"
             )
         if not self.eos_token_ids:
             raise ConfigError("rollout: at least one end-of-sequence token is needed, the tokenizer has none")
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """Size of the key/value cache; None is the engine's own choice."""
+        return None if self.rollout.kv_cache_gib is None else int(self.rollout.kv_cache_gib * 2**30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,64 +65,53 @@ class RolloutOptions:
     """A rollout worker.
 
     Attributes:
-        engine: its engine; `max_model_len` must hold P + R.
+        engine: its engine, with the section of the configuration that says how to sample too.
         max_prompt_length, max_response_length: P and R, widths of the batch columns.
         pad_token_id: what `prompts` and `responses` are padded with.
-        seed: the run's; request seeds derive from it.
-        n, sampling: samples a prompt, and how they are drawn, in training.
-        val_n, val_sampling: the same in validation; a batch's meta_info may say otherwise.
         updates: when and how it takes new weights.
         lease_ttl: seconds after which its lease on weights lapses if its process is gone or stuck.
         transport: how the weights' bytes come; the publisher's.
 
     Raises:
-        ConfigError: sampling in training that cuts the distribution off (`top_p < 1`, `top_k`) or is greedy:
-            log-probs of the cut distribution are not comparable with the policy's; or lengths that do not
-            fit.
+        ConfigError: `max_model_len` of the engine does not hold P + R.
     """
 
     engine: EngineOptions
     max_prompt_length: int
     max_response_length: int
     pad_token_id: int
-    seed: int
-    n: int
-    sampling: SamplingParams
-    val_n: int = 1
-    val_sampling: SamplingParams
     updates: UpdateOptions = field(default_factory=UpdateOptions)
     lease_ttl: float = 30.0
     transport: str = "auto"
 
     def __post_init__(self) -> None:
-        problems = []
-        where = "actor_rollout_ref.rollout"
-        if self.sampling.top_p < 1 or self.sampling.top_k != -1:
-            problems.append(
-                f"{where}: training needs top_p=1 and top_k=-1, got top_p={self.sampling.top_p} and "
-                f"top_k={self.sampling.top_k}: the rollout's log-probs would be of a cut-off distribution "
-                "that the policy's cannot be compared with (val_kwargs may set both)"
-            )
-        if self.sampling.greedy:
-            problems.append(f"{where}: training needs sampling, got greedy decoding")
-        for name in ("n", "val_n"):
-            if getattr(self, name) < 1:
-                problems.append(f"{where}.{name}: at least 1 is needed, got {getattr(self, name)}")
         needed = self.max_prompt_length + self.max_response_length
         if self.engine.max_model_len < needed:
-            problems.append(
-                f"{where}.max_model_len={self.engine.max_model_len}: prompts of up to "
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.max_model_len={self.engine.max_model_len}: prompts of up to "
                 f"{self.max_prompt_length} and answers of up to {self.max_response_length} tokens "
                 f"need {needed}"
             )
-        for name in ("sampling", "val_sampling"):
-            most = getattr(self, name).max_tokens
-            if most > self.max_response_length:
-                problems.append(
-                    f"{where}: {name} asks for {most} tokens, answers have {self.max_response_length} at most"
-                )
-        if problems:
-            raise ConfigError(*problems)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How answers are drawn in training: from the whole distribution, which the schema sees to. Log-probs
+        of one that is cut off (`top_p`, `top_k`) could not be compared with the policy's."""
+        return SamplingParams(
+            temperature=self.engine.rollout.temperature, max_tokens=self.max_response_length
+        )
+
+    @property
+    def val_sampling(self) -> SamplingParams:
+        """How answers are drawn in validation; a batch's meta_info may ask for greedy ones."""
+        validation = self.engine.rollout.val_kwargs
+        return SamplingParams(
+            temperature=validation.temperature,
+            top_p=validation.top_p,
+            top_k=validation.top_k,
+            max_tokens=self.max_response_length,
+            greedy=not validation.do_sample,
+        )
 
 
 def rollout_env(options: EngineOptions) -> dict[str, str]:
@@ -135,13 +119,13 @@ def rollout_env(options: EngineOptions) -> dict[str, str]:
     env = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": str(options.threads),
+        "OMP_NUM_THREADS": str(options.rollout.num_threads),
     }
     if options.device == "cpu":
         # Spinning threads take the cores that trainers and other replicas need: seen 3 times slower on a busy
         # machine, and not faster on an idle one.
         env["OMP_WAIT_POLICY"] = "passive"
-    return env | dict(ENGINES[options.name].env(options.device, options.enforce_eager))
+    return env | dict(ENGINES[options.rollout.name].env(options.device, options.rollout.enforce_eager))
 
 
 def check_servable(

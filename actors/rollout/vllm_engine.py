@@ -53,7 +53,7 @@ class VllmEngine:
                 "VLLM_ENABLE_V1_MULTIPROCESSING=0 is needed (see rollout_env): the engine runs in process"
             )
         self._max_model_len = options.max_model_len
-        self._layout = model_layout(options.model, parse_dtype(options.dtype))
+        self._layout = model_layout(options.model, parse_dtype(options.rollout.dtype))
         self._stop_ids = list(options.eos_token_ids)
         self._requests: dict[str, GenerateRequest] = {}
         self._public_ids: dict[str, str] = {}
@@ -158,7 +158,7 @@ def engine_args(options: EngineOptions) -> EngineArgs:
     if on_cpu or options.kv_cache_bytes is not None:
         sizes["kv_cache_memory_bytes"] = options.kv_cache_bytes or default_kv_bytes(options)
     else:
-        sizes["gpu_memory_utilization"] = options.gpu_memory_utilization
+        sizes["gpu_memory_utilization"] = options.rollout.gpu_memory_utilization
     if on_cpu:
         sizes["block_size"] = _KV_BLOCK
         # No prompt is cut in two: of such a one vLLM 0.32 draws a token too early, and takes it back by the
@@ -168,12 +168,14 @@ def engine_args(options: EngineOptions) -> EngineArgs:
         model=str(options.model),
         skip_tokenizer_init=True,
         generation_config="vllm",
-        dtype=options.dtype,
-        seed=options.seed,
+        dtype=options.rollout.dtype,
+        seed=options.rollout.seed & 0xFFFFFFFF,  # vLLM seeds NumPy too, which takes no more
         max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, options.max_model_len, 4 * options.max_num_seqs),
-        enforce_eager=options.enforce_eager,
+        max_num_seqs=options.rollout.max_num_seqs,
+        max_num_batched_tokens=max(
+            _MIN_BATCHED_TOKENS, options.max_model_len, 4 * options.rollout.max_num_seqs
+        ),
+        enforce_eager=options.rollout.enforce_eager,
         enable_prefix_caching=True,  # the samples of a prompt share its cache
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
@@ -186,9 +188,9 @@ def default_kv_bytes(options: EngineOptions) -> int:
     """Room for `max_num_seqs` sequences of full length, at most 4 GiB: more could never be in use."""
     config = read_model_config(options.model, field="model")
     kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    token_bytes = kv_heads * (head_dim(config) or 0) * parse_dtype(options.dtype).itemsize
+    token_bytes = kv_heads * (head_dim(config) or 0) * parse_dtype(options.rollout.dtype).itemsize
     block_bytes = 2 * config["num_hidden_layers"] * token_bytes * _KV_BLOCK
-    blocks = options.max_num_seqs * -(-options.max_model_len // _KV_BLOCK) + _KV_SPARE_BLOCKS
+    blocks = options.rollout.max_num_seqs * -(-options.max_model_len // _KV_BLOCK) + _KV_SPARE_BLOCKS
     return int(min(_MOST_DEFAULT_KV_BYTES, block_bytes * blocks))
 
 

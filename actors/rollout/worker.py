@@ -70,7 +70,7 @@ class Rollout:
             [str(uid) for uid in others["uid"]],
             n=n,
             sampling=sampling,
-            run_seed=self._options.seed,
+            run_seed=self._options.engine.rollout.seed,
             weight_version=version,
         )
         generations = await self._engine.generate(requests)
@@ -144,9 +144,10 @@ class Rollout:
     def _drawing(self, meta: Mapping[str, Any]) -> tuple[int, SamplingParams]:
         options = self._options
         if not meta.get("validate"):
-            return options.n, options.sampling
+            return options.engine.rollout.n, options.sampling
         greedy = bool(meta.get("greedy", options.val_sampling.greedy))
-        return int(meta.get("n", options.val_n)), dataclasses.replace(options.val_sampling, greedy=greedy)
+        n = int(meta.get("n", options.engine.rollout.val_kwargs.n))
+        return n, dataclasses.replace(options.val_sampling, greedy=greedy)
 
 
 class RolloutWorker(Worker):

@@ -198,7 +198,7 @@ def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval
         config=config,
         prompts=prompts,
         rollout=ClassWithInitArgs(
-            RolloutWorker, rollout, env=env, preload=worker_modules(device, rollout.engine.name)
+            RolloutWorker, rollout, env=env, preload=worker_modules(device, rollout.engine.rollout.name)
         ),
         reward=ClassWithInitArgs(
             RewardWorker,

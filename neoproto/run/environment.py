@@ -33,15 +33,7 @@ def expected_workers(config: RunConfig, placement: Placement) -> list[Preload]:
         return []
     rollout = config.actor_rollout_ref.rollout
     # The rest of the options is not known yet, and the environment does not depend on it.
-    engine = EngineOptions(
-        name=rollout.name,
-        device=device,
-        threads=rollout.num_threads,
-        enforce_eager=rollout.enforce_eager,
-        model="",
-        max_model_len=1,
-        eos_token_ids=(0,),
-    )
+    engine = EngineOptions(rollout=rollout, device=device, model="", max_model_len=1, eos_token_ids=(0,))
     return [
         Preload(modules=worker_modules(device), env=torch_env(1)),  # of rewards, and maybe of others
         Preload(modules=worker_modules(device, rollout.name), env=rollout_env(engine) | rollout.env),

@@ -91,5 +91,5 @@ def _rollout(prepared: PreparedRun, device: DeviceType, model: str) -> GroupSpec
         config, prepared.model_dir, device, prepared.eos_token_ids, prepared.pad_token_id
     )
     env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
-    modules = worker_modules(device, rollout.engine.name)
+    modules = worker_modules(device, rollout.engine.rollout.name)
     return _spec("rollout", model, RolloutWorker, rollout, env, modules)

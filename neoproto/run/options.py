@@ -14,7 +14,6 @@ from actors.training.torch_model import ModelOptions
 from actors.training.torch_worker import TorchOptions
 from actors.training.updates import TrainOptions
 from neoproto.config import RunConfig
-from neoproto.data.generation import SamplingParams
 from neoproto.files import user_path
 from neoproto.weights import UpdateOptions, WeightOptions
 
@@ -93,41 +92,19 @@ def rollout_options(
     """Options of the rollout group.
 
     Raises:
-        ConfigError: sampling or lengths that training cannot work with.
+        ConfigError: the engine does not run on the device, or no token ends an answer.
     """
-    rollout, most = config.actor_rollout_ref.rollout, config.data.max_response_length
-    validation = rollout.val_kwargs
     return RolloutOptions(
         engine=EngineOptions(
-            name=rollout.name,
+            rollout=config.actor_rollout_ref.rollout,
             model=str(model_dir),
-            dtype=rollout.dtype,
             device=device,
             max_model_len=config.max_model_len,
-            max_num_seqs=rollout.max_num_seqs,
             eos_token_ids=eos_token_ids,
-            seed=rollout.seed & 0xFFFFFFFF,  # NumPy, which vLLM seeds too, takes no more
-            threads=rollout.num_threads,
-            kv_cache_bytes=None if rollout.kv_cache_gib is None else int(rollout.kv_cache_gib * 2**30),
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            enforce_eager=rollout.enforce_eager,
         ),
         max_prompt_length=config.data.max_prompt_length,
-        max_response_length=most,
+        max_response_length=config.data.max_response_length,
         pad_token_id=pad_token_id,
-        seed=rollout.seed,
-        n=rollout.n,
-        sampling=SamplingParams(
-            temperature=rollout.temperature, top_p=rollout.top_p, top_k=top_k(rollout.top_k), max_tokens=most
-        ),
-        val_n=validation.n,
-        val_sampling=SamplingParams(
-            temperature=validation.temperature,
-            top_p=validation.top_p,
-            top_k=top_k(validation.top_k),
-            max_tokens=most,
-            greedy=not validation.do_sample,
-        ),
         updates=update_options(config),
         lease_ttl=config.weights.lease_ttl,
         transport=config.weights.transport,
@@ -158,8 +135,3 @@ def torch_options(config: RunConfig, device: DeviceType, num_threads: int | None
         device_type="cuda" if device == "gpu" else "cpu",
         collective_timeout_s=config.trainer.timeouts.update,
     )
-
-
-def top_k(value: int) -> int:
-    """Zero and -1 both mean no limit."""
-    return value if value > 0 else -1

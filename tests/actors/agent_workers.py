@@ -12,7 +12,7 @@ from actors.rollout.engine_thread import EngineThread
 from actors.rollout.options import EngineOptions, RolloutOptions
 from actors.rollout.worker import Rollout, RolloutWorker
 from actors.weight_registry import GroupRegistry, RegistryWorker
-from neoproto.data.generation import SamplingParams
+from neoproto.config import RolloutConfig
 from neoproto.runtime import Worker
 from neoproto.store import active_store
 from neoproto.weights import Publisher, UpdateOptions, WeightVersion
@@ -22,16 +22,17 @@ PROMPT, ANSWER = 6, 600
 
 
 def rollout_options() -> RolloutOptions:
-    sampling = SamplingParams(max_tokens=ANSWER)
+    engine = EngineOptions(
+        rollout=RolloutConfig(seed=11, n=4),
+        model="none",
+        max_model_len=PROMPT + ANSWER,
+        eos_token_ids=(2,),
+    )
     return RolloutOptions(
-        engine=EngineOptions(model="none", max_model_len=PROMPT + ANSWER, eos_token_ids=(2,)),
+        engine=engine,
         max_prompt_length=PROMPT,
         max_response_length=ANSWER,
         pad_token_id=0,
-        seed=11,
-        n=4,
-        sampling=sampling,
-        val_sampling=sampling,
         updates=UpdateOptions(min_version_lag=2, poll_interval=0.5, drain_timeout=0.0),
     )
 

@@ -22,6 +22,7 @@ from unittest import mock
 import pytest
 
 from actors.rollout.options import EngineOptions, rollout_env
+from neoproto.config import RolloutConfig
 from neoproto.errors import NeoProtoError, RolloutError, WeightMismatch
 from neoproto.rollout.engines.vllm import CPU_HEAD_DIMS
 from tests.actors.stub_http import serving
@@ -31,13 +32,9 @@ VOCAB = 48
 
 
 def engine_options(folder: str, **changes: Any) -> EngineOptions:
-    values: dict[str, Any] = {
-        "model": folder,
-        "max_model_len": 48,
-        "max_num_seqs": 64,
-        "eos_token_ids": (EOS,),
-    }
-    return EngineOptions(**(values | changes))
+    max_model_len = changes.pop("max_model_len", 48)
+    rollout = RolloutConfig(**({"max_num_seqs": 64} | changes))
+    return EngineOptions(rollout=rollout, model=folder, max_model_len=max_model_len, eos_token_ids=(EOS,))
 
 
 def make_model(folder: Path, *, tied: bool = False, heads: int = 2) -> Any:

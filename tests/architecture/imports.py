@@ -57,7 +57,9 @@ ONLY_NAMES: dict[tuple[str, str], frozenset[str]] = {
         {"Worker", "register", "Dispatch", "Execute", "custom_dispatch"}
     ),
     # A worker is given its own section of the configuration and knows no other.
-    ("actors", "neoproto.config"): frozenset({"ActorConfig", "CriticConfig", "RewardConfig", "UpdateConfig"}),
+    ("actors", "neoproto.config"): frozenset(
+        {"ActorConfig", "CriticConfig", "RewardConfig", "RolloutConfig", "UpdateConfig"}
+    ),
 }
 # Layer -> packages that it must do without: a configuration is read before anything heavy is.
 NOT_IN: dict[str, frozenset[str]] = {

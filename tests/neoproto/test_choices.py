@@ -175,7 +175,7 @@ problems = []
 for device in ("gpu", "cpu"):
     try:
         rollout_options(config, Path("m"), device, (2,), 0)
-        check_servable(sys.argv[1], max_model_len=4, device=device, field="model", engine=options.name)
+        check_servable(sys.argv[1], max_model_len=4, device=device, field="model", engine="remote")
     except ConfigError as error:
         problems.append(str(error))
 print(json.dumps({

@@ -54,7 +54,7 @@ TOLD: dict[str, tuple[Any, set[str]]] = {
     f"{ROLLOUT}.gpu_memory_utilization": (0.3, {"rollout"}),
     f"{ROLLOUT}.enforce_eager": (False, {"rollout"}),
     f"{ROLLOUT}.num_threads": (2, {"rollout"}),
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": (32, {"actor"}),
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": (32, {"actor", "rollout"}),
     f"{ROLLOUT}.val_kwargs.n": (3, {"rollout"}),
     f"{ROLLOUT}.val_kwargs.do_sample": (False, {"rollout"}),
     f"{ROLLOUT}.val_kwargs.temperature": (0.5, {"rollout"}),

@@ -17,7 +17,7 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 COMMAND = """
-import json, os, pathlib, signal, subprocess, sys
+import json, os, pathlib, signal, subprocess, sys, time
 word = next(word for word in sys.argv if word.startswith("runtime.run_dir="))
 folder = pathlib.Path(word.partition("=")[2])
 folder.mkdir()

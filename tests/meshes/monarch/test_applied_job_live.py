@@ -146,7 +146,6 @@ def test_a_dead_job_and_a_mesh_of_another_name_are_one_line(tmp_path: Path) -> N
 STORY = """
 import sys
 from meshes.monarch import applied
-from meshes.common import machine
 from neoproto.errors import ConfigError
 from neoproto.runtime import ClassWithInitArgs, Runtime
 from told import Told
@@ -155,7 +154,8 @@ config = {"runtime": {"run_dir": sys.argv[1], "monarch": {"job_mode": "current"}
 with Runtime.from_config(config) as runtime:
     group = runtime.create_worker_group(ClassWithInitArgs(Told), on=runtime.create_resource_pool(), name="w")
     print(*group.tell()[0])
-applied.versions = lambda: {**machine.versions(), "torch": "1.0"}
+found = applied.versions
+applied.versions = lambda packages: {**found(packages), "torch": "1.0"}
 try:
     Runtime.from_config({"runtime": {**config["runtime"], "run_dir": sys.argv[1] + "2"}})
 except ConfigError as error:

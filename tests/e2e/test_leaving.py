@@ -58,6 +58,8 @@ def test_a_signal_during_the_start_ends_it_too(start: Start) -> None:
     time.sleep(2.0)
     command.look()
     done = command.signal(signal.SIGINT)
-    assert command.left() == []
+    # Groups were starting, whose processes may come late: for some seconds a guardian waits for them.
+    assert all("guardian.py" in one for one in command.left())
+    assert command.left_after(BOUND_S) == []
     assert (done.code, done.errors) == (130, "interrupted; everything of the run is closed\n")
     assert done.seconds < BOUND_S

@@ -93,7 +93,7 @@ class AlgorithmConfig(Section):
         "deviation 1.",
     )
     truncated: Literal["bootstrap", "zero", "mask"] = "zero"
-    """A response cut at the length limit: bootstrap = its future is worth what the critic says of the state
+    """A response cut at the length limit: bootstrap = its future is worth the critic's value of the state
     after the last token (with a critic only); zero = it is worth nothing; mask = the row is left out of every
     loss."""
     use_kl_in_reward: bool = False

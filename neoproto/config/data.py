@@ -52,5 +52,5 @@ class DataConfig(Section):
     chat_template: Literal["auto", "plain"] = "auto"
     """auto = the tokenizer's own template (an error without one); plain = the messages' text, a line each."""
     date: Date | None = None
-    """The day that a chat template is told which asks for it (`strftime_now`); null = the day of the run's
+    """The day given to a chat template that asks for it (`strftime_now`); null = the day of the run's
     first start, also when it is resumed."""

@@ -34,7 +34,7 @@ class DecoupledAsyncConfig(SeparateAsyncConfig):
     """How many publishes older than what replicas are sure to load a prompt may start on. 0 = it waits until
     a replica has read and loaded the newest; 1 = it need not wait, and its samples are one publish older."""
     poll_interval: Seconds = 0.25
-    """Seconds after which a replica asks the registry again; it is told of news at once."""
+    """Seconds after which a replica asks the registry again; new versions are also announced at once."""
     version_aware_routing: bool = True
     """Start a prompt once a replica serves the version it asks for; false = once all of them do."""
 
@@ -45,7 +45,7 @@ class ReplayBufferConfig(Section):
     max_off_policy_threshold: Count = 2
     """How many publishes before the newest a group's oldest trajectory may have started."""
     max_off_policy_strategy: Literal["drop", "wait"] = "drop"
-    """drop = too old groups are dropped and their number of prompts enqueued anew; wait = no batch is taken
+    """drop = too old groups are dropped and as many new prompts are enqueued; wait = no batch is taken
     while a group is being generated that would be too old for the next one."""
     max_tries: Count = 3
     """A prompt whose replica died is given to another one so often."""

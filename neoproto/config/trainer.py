@@ -111,7 +111,7 @@ class TrainerConfig(Section):
     max_ckpt_to_keep: Count | None = 2
     """Checkpoints kept, the newest; null = all."""
     resume_mode: Literal["auto", "disable", "path"] = "auto"
-    """auto = a run in a folder that has checkpoints (`runtime.run_dir`) goes on from the newest; disable = a
+    """auto = a run in a folder that has checkpoints (`runtime.run_dir`) resumes from the newest; disable = a
     folder that holds a run is refused; path = from `resume_from_path`, in a new folder."""
     resume_from_path: Plain | None = None
     """A checkpoint's folder, or that of a run, whose newest is taken; needs `resume_mode=path`."""
@@ -119,8 +119,8 @@ class TrainerConfig(Section):
     """true = resume although the reward, your estimator or your trainer loop is not the one that the
     checkpoint was saved with; false = such a checkpoint is refused."""
     on_failure: Literal["fail", "restart"] = "fail"
-    """When a process of the run dies or does not answer: fail = the run ends; restart = everything is started
-    anew, from the last checkpoint."""
+    """When a process of the run dies or does not answer: fail = the run ends; restart = the run restarts
+    from the newest checkpoint."""
     max_restarts: Size = 3
     """Restarts in a row without a new checkpoint in between; one more failure ends the run."""
     timeouts: TimeoutsConfig = TimeoutsConfig()
@@ -134,7 +134,7 @@ class WeightsConfig(Section):
     """Where published versions wait: in host memory."""
     transport: TransportName = Field(default="auto", description=f"{TRANSPORTS.help}.")
     num_slots: Annotated[int, Field(ge=2, le=64)] = 3
-    """Versions kept at once; the next publish waits until the oldest is read by nobody."""
+    """Versions kept at once; the next publish waits until no replica reads the oldest."""
     rollout_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the published weights; null = `rollout.dtype`."""
     lease_ttl: Seconds = 30.0

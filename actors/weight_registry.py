@@ -3,6 +3,9 @@
 RegistryWorker (own process): a WeightRegistry
       ▲ calls with a deadline
 GroupRegistry: awaited by update agents and the controller; blocking in the threads of publishers
+
+A worker's call goes by way of the root (`neoproto/runtime/attached.py`, `relay.py`). What an agent or a
+puller names `WeightRegistry` is this proxy in a run, and the registry itself in its unit tests.
 """
 
 from __future__ import annotations

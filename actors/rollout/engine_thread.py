@@ -94,7 +94,8 @@ class EngineThread:
         self._failure: BaseException | None = None
         self._closed = False
         # For the last look at the commands: without it one could be queued after the thread has ended, and
-        # its caller would wait for ever. The gate is the event loop's, everything else the thread's alone.
+        # its caller would wait for ever. The gate is the event loop's; everything else is the thread's, and the
+        # loop reads only the version and the times.
         self._lock = threading.Lock()
         self._thread_ended = False
         ready: Future[StepEngine] = Future()
@@ -164,9 +165,8 @@ class EngineThread:
         """
         if self._gate is not None:
             raise RolloutError("the rollout engine is paused already")
-        self._gate = (
-            Future()
-        )  # first: a request that came after the drain began would begin on the old weights
+        # First: a request that came after the drain began would begin on the old weights.
+        self._gate = Future()
         try:
             if drain_s > 0:
                 await self._drain(drain_s)

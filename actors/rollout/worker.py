@@ -4,8 +4,7 @@
 
 What a sample contains depends on its prompt's uid, its index and the weight version, not on which replica
 generates it, nor on what else is generated at the time. (Log-probs may differ in their last bit between
-batches of
-different composition: matrix products of other shapes round differently.)
+batches of different composition: matrix products of other shapes round differently.)
 
 Shapes: B = prompts of this rank, n = samples a prompt, P, R = fixed widths of prompts and responses.
 """

@@ -43,7 +43,7 @@ def plan_call(
     size: int,
     mesh_ranks: Callable[[str], MeshRanks],
 ) -> CallPlan:
-    """CallPlan a call to a group or view of `size` ranks.
+    """Plan a call to a group or view of `size` ranks.
 
     Args:
         group: what a user's own dispatch functions are given.
@@ -120,10 +120,9 @@ def _split_batches(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], chunks: int, *, pad: bool
 ) -> tuple[list[Share], RankSplit]:
     """Split every batch among the arguments, give the rest to all; also how results are put together."""
+    # Imported late: a caller without batches needs no tensor library.
     from neoproto.data.dispatch import split_for_ranks
-    from neoproto.data.proto import (
-        DataProto,
-    )  # imported late: a caller without batches needs no tensor library
+    from neoproto.data.proto import DataProto
 
     lengths = {len(value) for value in [*args, *kwargs.values()] if isinstance(value, DataProto)}
     if len(lengths) > 1:

@@ -215,7 +215,10 @@ class ReplicaSetCalls:
         return await self.generate_sequences(rows)
 
     async def update_weights(self, version: WeightVersion) -> None:
-        """Return when all that are up, one at least, serve `version` or a newer one; see `wait_serving`."""
+        """Return when all that are up, one at least, serve `version` or a newer one; see `wait_serving`.
+
+        A replica that comes up later, as all do for the first version, is loaded by the supervisor.
+        """
         self._set.require(version)
 
         async def load(replica: Replica) -> None:

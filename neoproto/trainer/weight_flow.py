@@ -112,7 +112,10 @@ class WeightFlow(ABC):
 
 
 class DrivenFlow(WeightFlow):
-    """The trainer has all replicas load at once: each stops, pulls, loads and goes on."""
+    """The trainer has all replicas load at once: each stops, pulls, loads and resumes.
+
+    The first version is loaded by the supervisor instead, in each replica as it comes up.
+    """
 
     _committed: WeightVersion | None = None
 

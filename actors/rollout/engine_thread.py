@@ -94,8 +94,8 @@ class EngineThread:
         self._failure: BaseException | None = None
         self._closed = False
         # For the last look at the commands: without it one could be queued after the thread has ended, and
-        # its caller would wait for ever. The gate is the event loop's; everything else is the thread's, and the
-        # loop reads only the version and the times.
+        # its caller would wait for ever. The gate is the event loop's; all else is the thread's, and
+        # the loop reads only the version and the times.
         self._lock = threading.Lock()
         self._thread_ended = False
         ready: Future[StepEngine] = Future()

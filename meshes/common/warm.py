@@ -31,6 +31,7 @@ import tempfile
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -178,7 +179,7 @@ class Request:
         self.close()
 
 
-class WarmParent:
+class WarmParent(ABC):
     """A process that forks workers.
 
     Consumes requests; waits for them, for the ends of its children and of its host; produces workers, and for
@@ -246,13 +247,13 @@ class WarmParent:
                 if request is not None:
                     self._answer(request)
 
+    @abstractmethod
     def receive(self) -> Request | None:
         """The next request; None if it was not a whole one.
 
         Raises:
             EOFError: there are no more.
         """
-        raise NotImplementedError
 
     def pass_on(self, request: Request) -> bool:
         """Hand a request that needs other modules to whoever has them; False if nobody has."""

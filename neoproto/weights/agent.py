@@ -230,7 +230,7 @@ class UpdateAgent:
             await run_to_end(self._swap(pulled))
 
     async def _swap(self, pulled: Pulled) -> None:
-        """Load, verify, go on: once begun, this is not left half-way, so no engine is left with a mixture."""
+        """Load, verify, resume. Once begun, this is not left half-way: no engine is left with a mixture."""
         self._verified = False
         with trace.span("load weights", "weights", version=str(pulled.version)):
             await self._engine.load(pulled.version, pulled.tensors)

@@ -22,7 +22,7 @@ class Choice:
     """One value of an option.
 
     Attributes:
-        name: what the configuration says; also the name of the module that has the entry.
+        name: the value in the configuration; also the name of the module that has the entry.
         about: what it is, in some words, for the reference of the options.
     """
 
@@ -31,7 +31,7 @@ class Choice:
 
     @property
     def help(self) -> str:
-        """What the reference of the options says of it."""
+        """Its text in the reference of the options."""
         return self.about
 
 

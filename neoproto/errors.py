@@ -264,4 +264,4 @@ class CheckpointError(NeoProtoError):
 
 
 class SamplesMissing(NeoProtoError, TimeoutError):
-    """Rollout did not produce a training batch in time; the message says what it was doing."""
+    """Rollout did not produce a training batch in time; the message names what it was doing."""

@@ -135,7 +135,7 @@ def replace_file(path: Path, *data: bytes | memoryview, synced: bool = False) ->
 def new_folder(target: Path) -> Iterator[Path]:
     """Name a folder for the block to make and fill, which is `target` after the block, or gone if that fails.
 
-    It lies in a folder of its own beside `target`: one that is there already is somebody's.
+    It lies in a folder of its own beside `target`: one that is there already belongs to someone else.
 
     Raises:
         OSError: there is something else at `target`.
@@ -148,7 +148,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether nothing can be written there any more: a process may die of that, and cannot say so."""
+    """Whether nothing can be written there any more: a process may die of that without a message."""
     with suppress(OSError):
         return os.statvfs(folder).f_bavail == 0
     return False

@@ -40,7 +40,7 @@ class _Ours:
 
 
 class _NotOurs:
-    """Last of all finders: nobody has the module."""
+    """Last of all finders: no other has the module."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:

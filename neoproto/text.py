@@ -38,7 +38,7 @@ def _written(value: object) -> str | None:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, its lines joined and cut short; its class if it says nothing."""
+    """The text of an exception, its lines joined and cut short; its class if it has no text."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 — a user's exception has a `str` of its own
@@ -47,7 +47,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says first, where further lines are details; its class if it says nothing."""
+    """The first line of an exception's text, where further lines are details; its class if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -141,11 +141,11 @@ def merge_parts(run_dir: Path, damage: list[str] | None = None) -> MergedTrace |
     A part's last line may be cut. Several processes of one lane, one after the other, are one lane.
 
     Args:
-        damage: told of each broken line, which is left out then.
+        damage: called with each broken line, which is left out then.
 
     Raises:
         OSError: a part cannot be read, or the whole cannot be written.
-        ValueError: a part is broken, and nobody is there to be told; names its line.
+        ValueError: a part is broken, and `damage` is None; names its line.
     """
     parts = sorted((run_dir / PARTS).glob("*.jsonl"), key=lambda path: (path.stem != "controller", path.stem))
     if not parts:

@@ -34,7 +34,7 @@ def load_function(
     positional: tuple[str, ...] = (),
     keywords: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
-    """Import `name` from the Python file `path`, anew on every call.
+    """Import `name` from the Python file `path`, again on every call.
 
     Args:
         field: the section of the configuration, whose `path` and `name` these are, for messages.
@@ -158,7 +158,7 @@ def told_exit(error: BaseException) -> str:
 
 
 def named(error: BaseException) -> str:
-    """ "ZeroDivisionError: division by zero"; the class alone if it says nothing."""
+    """ "ZeroDivisionError: division by zero"; the class alone if it has no text."""
     what = one_line(error)
     return f"{type(error).__name__}: {what}" if what != type(error).__name__ else what
 
@@ -196,7 +196,7 @@ class _Interrupts:
                 os.close(end)
 
     def came(self) -> bool:
-        """Whether there was a Ctrl-C; True where nobody notes them, as a library cannot know."""
+        """Whether there was a Ctrl-C; True where they are not noted, as a library cannot know."""
         if threading.current_thread() is not threading.main_thread():
             return False  # Python raises it in the main thread only
         if self._pipe is None:

@@ -4,7 +4,7 @@ pidfd readable ──> "gone" at once ──> cause from the kernel, or from sup
 fault hook / __supervise__ ──> (group, rank, cause)
 stopped (SIGSTOP, a debugger) for too long ──> SIGKILL, and so a death like any other
 
-A stopped process neither dies nor answers: without the last line, whoever waits for it would wait for the
+A stopped process neither dies nor answers: without the last line, a caller would wait for the
 deadline of its call.
 """
 
@@ -134,7 +134,7 @@ class DeathWatch:
                 self._look_for_cause(one)
             if (since := time.monotonic() - looked) >= LOOK_S:
                 looked = time.monotonic()
-                # Were this process stopped as well, the time until it went on says nothing about the others.
+                # Were this process stopped as well, its time until then tells nothing about the others.
                 self._look_for_stopped(min(since, 2 * LOOK_S))
 
     def _look_for_stopped(self, seconds: float) -> None:

@@ -35,7 +35,7 @@ from meshes.common import procs
 MARK = "NEOPROTO_RUN_ID"
 """Environment variable that all processes of a run have, and their children."""
 OWNER_FILE = ".neoproto-owner"
-"""In a folder of a run: a symbolic link to nowhere, whose text says whose folder that is. It is there whole
+"""In a folder of a run: a symbolic link to nowhere, whose text names the folder's owner. It is there whole
 or not at all, also if its maker is killed."""
 SWEEP_S = 10.0
 AGAIN_S = 3.0
@@ -88,7 +88,7 @@ class Folder:
     made: bool = False
 
     def make(self) -> None:
-        """Make and mark it. What removes it has been told of it before.
+        """Make and mark it. What removes it knew of it before.
 
         Raises:
             OSError: it cannot be made, or is there already.
@@ -111,7 +111,7 @@ class Folder:
             fd = self._open()
         except FileNotFoundError:
             return ""
-        except OSError as error:  # a symbolic link, say
+        except OSError as error:  # for example a symbolic link
             return f"it is not the folder that was made: {error.strerror}"
         try:
             return self._remove(fd)

@@ -1,8 +1,8 @@
 """The controller's ends of its guardians (`meshes/common/guardian.py`): its own, and those of applied hosts.
 
     Guardian ──pipe: what to guard──> guardian on this machine   dies, or stays stopped ──> another is started
-    host: guardian ──connects, says the token and its node──> controller: HostGuards
-    controller ──what to guard, "kill"──> guardian               end ──> it sweeps, says what is left
+    host: guardian ──connects, sends the token and its node──> controller: HostGuards
+    controller ──what to guard, "kill"──> guardian               end ──> it sweeps, reports what is left
 
 A host's guardian has the connection itself for its input. However the controller ends, the kernel ends the
 connection.
@@ -36,7 +36,7 @@ MOST_STARTS = 20
 LOOK_S = 1.0
 """How often it is looked whether the guardians of hosts are still connected."""
 GO_S = 2.0
-"""How long a guardian may take to go once it is told to."""
+"""How long a guardian may take to end when it is asked to."""
 CONNECT_S = 10.0
 # A controller whose machine has gone without a word is noticed after 10 + 4 x 5 seconds.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
@@ -187,7 +187,7 @@ class Guardian:
     def _tell(self, *words: str) -> None:
         if self._pipe < 0:  # in a forked child, or after its dismissal
             return
-        # One that is gone must not end the run it guards: the next is told everything.
+        # One that is gone must not end the run it guards: the next one receives everything again.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, write_message(*words))
 
@@ -211,7 +211,7 @@ def start_guardian(address: GuardAddress, run_id: str, name: str, folder: Folder
 
     Args:
         name: what the controller calls it.
-        folder: removed at the end; need not be there yet. Once it is, the controller says so ("made").
+        folder: removed at the end; need not be there yet. Once it is, the controller sends "made".
 
     Raises:
         OSError: the controller is not reached.
@@ -259,7 +259,7 @@ class HostGuards:
         )
 
     def accept(self, count: int) -> None:
-        """Take the connections of `count` guardians, which say that they have connected.
+        """Take the connections of `count` guardians, which announce themselves by it.
 
         Raises:
             TimeoutError: one of them is not there.
@@ -278,7 +278,7 @@ class HostGuards:
             connection.close()  # a stranger
 
     def _watch(self) -> None:
-        """Say which guardian has gone while the run goes on: its connection has ended."""
+        """Report which guardian has ended during the run: its connection has ended."""
         while not self._ending.wait(LOOK_S):
             for name, connection in list(self._connections.items()):
                 poll = select.poll()
@@ -308,7 +308,7 @@ class HostGuards:
             again: something may be on its way to start there: they look once more, some seconds later.
 
         Returns:
-            host -> what is wrong, for those that could not, or did not say so in time.
+            host -> what is wrong, for those that could not, or did not answer in time.
         """
         self._end_watch()
         if not again:
@@ -336,7 +336,7 @@ class HostGuards:
         return wrong
 
     def close(self) -> None:
-        """Let go of the connections; guardians that were not told to sweep do so now."""
+        """Let go of the connections; guardians that were not asked to sweep do so now."""
         self._end_watch()
         self._listener.close()
         for connection in self._connections.values():

@@ -87,7 +87,7 @@ def short_tmp() -> str:
 
 
 def tmp_note() -> str | None:
-    """What to say of a folder for temporary files that is not the one a person chose."""
+    """A note on a folder for temporary files that is not the one a person chose."""
     usual, used = tempfile.gettempdir(), short_tmp()
     if usual == used:
         return None
@@ -95,7 +95,7 @@ def tmp_note() -> str | None:
 
 
 def unmade_folder(prefix: str) -> str:
-    """A path for a folder of temporary files. The guardian is told of it before it is made."""
+    """A path for a folder of temporary files. The guardian knows it before it is made."""
     return os.path.join(short_tmp(), f"{prefix}{secrets.token_hex(4)}")
 
 

@@ -52,7 +52,7 @@ def compile_topology(
         topology: validated, or a plain mapping.
         roles_needed: roles of which there must be exactly one model; None = any `worker` will do.
         roles_allowed: further roles of which there may be one.
-        device_type: what a cluster is that does not say.
+        device_type: of a cluster that names none.
         local_gpus: GPUs of this machine, where all clusters are private hosts on it; None = not known.
 
     Returns:
@@ -140,7 +140,7 @@ class _Items(Generic[ItemT]):
                 yield self.path(index), item
 
     def missing(self, name: str) -> str | None:
-        """What to say of a reference to `name`, if it can be known to lead nowhere."""
+        """What is wrong with a reference to `name`, if it can be known to lead nowhere."""
         if name in self.by_name or name in self.opaque or self.unreadable:
             return None
         return f"{name!r} is not in topology.{self.key}{nearest(name, self.by_name)}"

@@ -148,7 +148,7 @@ class Request:
     env: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Read what it says of itself."""
+        """Read its own report."""
         size = os.fstat(self.files[0]).st_size
         modules, *environment = os.pread(self.files[0], size, 0).split(b"\0")
         self.modules = tuple(modules.decode().split(","))
@@ -201,7 +201,7 @@ class WarmParent(ABC):
         self._wake, self._wake_write = os.pipe()
         for number in (self._wake, self._wake_write):
             os.set_blocking(number, False)
-        # A handler in Python, though it does nothing: without one the kernel's signal wakes nobody.
+        # A handler in Python, though it does nothing: without one the signal wakes no waiting thread.
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
@@ -256,7 +256,7 @@ class WarmParent(ABC):
         """
 
     def pass_on(self, request: Request) -> bool:
-        """Hand a request that needs other modules to whoever has them; False if nobody has."""
+        """Hand a request that needs other modules to the branch that has them; False if none has."""
         return False
 
     def release(self) -> None:
@@ -492,9 +492,9 @@ def apply_environment(
 
 
 def set_threads(count: int) -> None:
-    """What `OMP_NUM_THREADS` says to libraries that have been loaded."""
+    """What `OMP_NUM_THREADS` means to libraries that have been loaded."""
     torch = sys.modules.get("torch")
-    # MKL has a say in torch's threads: its own variable comes first, and it takes no more than the cores.
+    # MKL sets torch's threads, too: its own variable comes first, and it takes no more than the cores.
     if torch is not None and "MKL_NUM_THREADS" not in os.environ:
         # Other threads of this process take it over when they first compute.
         torch.set_num_threads(min(count, len(os.sched_getaffinity(0))))

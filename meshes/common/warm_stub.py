@@ -2,7 +2,7 @@
 
     host ──starts──> stub ──environment, folder, standard streams──> warm parent ──fork──> worker
                       │ <────pidfd of the worker, later its exit status────────┘             │
-                      └──lifeline (a pipe that nobody writes to)─────────────────────────────┘
+                      └──lifeline (a pipe without a writer     )─────────────────────────────┘
 
 To its host the stub is the worker: signals are passed on, it ends as the worker ends, and the kernel kills
 the worker when the stub ends. Where there is no warm parent, or none that can be used, the stub becomes the
@@ -96,7 +96,7 @@ def start_parent(host: int, path: str, own: Sequence[str], plan: str) -> bool:
             listener.bind(unnamed)
             try:
                 listener.listen(256)
-                # Whoever makes the name starts the parent, and whoever finds it can connect at once.
+                # The process that makes the name starts the parent; one that finds it can connect at once.
                 os.link(unnamed, path)
             except FileExistsError:
                 return True
@@ -105,7 +105,7 @@ def start_parent(host: int, path: str, own: Sequence[str], plan: str) -> bool:
             middle = os.fork()
             if not middle:
                 _become_parent(host, listener, own, plan)
-            # The parent is nobody's child here: this process may become the worker, which knows of none.
+            # The parent is no child of this process: this process may become the worker, which knows of none.
             os.waitpid(middle, 0)
     except OSError:
         return False
@@ -167,14 +167,14 @@ def wait_for_fork(parent: socket.socket) -> int | None:
         answer, files, _, _ = parent.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     except OSError:
         return None
-    # The worker itself says so, and holds the connection until then: its end means that there is none.
+    # The worker itself reports it, and holds the connection until then: its end means that there is none.
     if answer == FORKED and files:
         _worker.append(int.from_bytes(files[0][2][:4], sys.byteorder))
     return _worker[0] if _worker else None
 
 
 def wait_for_end(parent: socket.socket, worker: int) -> int | None:
-    """The wait status of the worker; None if nobody says how it ended."""
+    """The wait status of the worker; None if nothing reports how it ended."""
     poll = select.poll()
     poll.register(parent, select.POLLIN)
     poll.register(worker, select.POLLIN)
@@ -213,7 +213,7 @@ def wait_without_parent(worker: int) -> int | None:
 
 
 def exit_status(worker: int) -> int | None:
-    """The wait status of a process that somebody else has reaped, where the kernel tells."""
+    """The wait status of a process that another one has reaped, where the kernel tells."""
     info = bytearray(_INFO.pack(_PIDFD_INFO_EXIT, 0, *[0] * 11, 0))
     try:
         fcntl.ioctl(worker, _PIDFD_GET_INFO, info)

@@ -161,7 +161,7 @@ class AppliedHosts:
         }
 
     def prepare_client(self) -> None:
-        """Load the job, which says by which transport, and past which gateway, its hosts are reached.
+        """Load the job, which names the transport and the gateway by which its hosts are reached.
 
         Raises:
             ConfigError: there is no job, or it is dead.
@@ -281,7 +281,7 @@ class AppliedHosts:
         return Node(env=env, gpus=report.gpus, name=guard_name(mesh, report.node), machine=report.machine)
 
     def _reports(self, meshes: Mapping[str, Any]) -> dict[str, list[HostReport]]:
-        """What the probes say, by mesh and in the order of hosts. Call it in `run_blocking`."""
+        """The probes' answers, by mesh and in the order of hosts. Call it in `run_blocking`."""
         from meshes.monarch.probe import HostProbe, ProbeSpec
 
         assert self._guards is not None
@@ -322,7 +322,7 @@ class AppliedHosts:
 
 
 def _import_path() -> str:
-    """Where workers import from; not from this interpreter's own library, so that another one can say so."""
+    """Where workers import from; not this interpreter's own library, so that another one can report it."""
     own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     own |= {os.path.join(path, "lib-dynload") for path in own}
     paths = python_path().split(os.pathsep)
@@ -360,7 +360,7 @@ def _own_address() -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Monarch's loggers, which print, from saying what our own errors say."""
+    """Keep Monarch's loggers from printing what our own errors contain."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -53,7 +53,7 @@ class WarmCommands:
             own: environment of this one beside that.
         """
         plan = self._plan or self._planned([preload])
-        # The parent is started by whoever comes first, and has none of what is that one's own: processes of
+        # The first process starts the parent, which has nothing that is that one's own: processes of
         # the store, for one, are known by the log that they write.
         names = [LOG_VARIABLE, *(name for name, value in own.items() if self._env_vars.get(name) != value)]
         arguments = stub_arguments(names, preload.modules, _FRESH)

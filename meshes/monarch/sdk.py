@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def monarch_log(root: Path = Path("/tmp")) -> Path:
-    """Where Monarch writes its own log, whatever TMPDIR says: by the user's name, if the user id has one."""
+    """Where Monarch writes its own log, whatever TMPDIR is: by the user's name, if the user id has one."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -87,7 +87,7 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
     its own removes after a SIGKILL.
 
     Args:
-        first: done every time, before a client is made: says how it is reached, and raises if there is one
+        first: done every time, before a client is made: sets how it is reached, and raises if there is one
             that is reached otherwise.
     """
     global _client_started
@@ -195,7 +195,7 @@ def quiet_terminal(log_path: Path) -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    # In memory first: where a write fails, on a full disk say, Monarch ends the program without a word.
+    # In memory first: where a write fails (a full disk), Monarch ends the program without a word.
     target = os.memfd_create("terminal")
     saved = [os.dup(1), os.dup(2)]
     try:
@@ -225,7 +225,7 @@ def stop_procs(procs: Any, timeout_s: float) -> bool:
 
 
 class LogFile:
-    """Sends what Monarch's Python loggers and ours say to a file instead of the terminal, until closed."""
+    """Sends lines of Monarch's Python loggers and ours to a file, not the terminal, until closed."""
 
     def __init__(self, path: Path) -> None:
         import monarch.job  # noqa: F401 - its logger gets a terminal handler of its own when it is imported

@@ -59,7 +59,7 @@ def mesh_addresses(text: str) -> dict[str, list[str]]:
 
 
 def use_client_address() -> bool:
-    """Have this process's Monarch client listen where NEOPROTO_CLIENT says; False if it says nothing.
+    """Have this process's Monarch client listen where NEOPROTO_CLIENT names; False if it is not set.
 
     Otherwise it listens at the address of this machine's name, which on some machines is loopback.
     """

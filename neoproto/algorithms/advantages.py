@@ -1,4 +1,4 @@
-"""What advantage estimators read and are told, and what is known of each.
+"""What advantage estimators read, their options, and the properties of each.
 
 The estimators are in `neoproto.algorithms.estimators`, one a file. All of them read a reward per token and
 return (advantages, returns), float [B, T], 0 outside the mask. A row whose mask is all zero (a rejected
@@ -28,7 +28,7 @@ Estimate: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageOptions:
-    """What the estimators can be told. Each reads some of these: `Estimator.options`.
+    """The options of all estimators. Each reads some of these: `Estimator.options`.
 
     Attributes:
         gamma: discount per token.

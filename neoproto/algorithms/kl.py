@@ -66,7 +66,7 @@ class KLReward:
     """Attributes:
     rewards_bt: float [B, T], scores minus the penalty, 0 outside the mask.
     mean_kl: float scalar, nats per token: mean over rows of the row's mean over its tokens (what the
-        controller is told). Rows with an empty mask are left out; 0 if all are.
+        controller is given). Rows with an empty mask are left out; 0 if all are.
     rows: the rows that it is the mean of.
     """
 
@@ -117,7 +117,7 @@ class KLController(Protocol):
 
 
 class FixedKLController:
-    """A coefficient that stays what the config says; a checkpoint does not change it."""
+    """A coefficient that stays as configured; a checkpoint does not change it."""
 
     def __init__(self, kl_coef: float) -> None:
         self._value = _coefficient(kl_coef)

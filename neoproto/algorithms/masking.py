@@ -86,7 +86,7 @@ def onto_masked(values_bt: torch.Tensor, mask_bt: torch.Tensor, real_bt: torch.T
     Before the first token of the mask it is added to that one. A row without any is 0.
 
     Args:
-        values_bt: float [B, T], a score for each token, say.
+        values_bt: float [B, T], for example a score for each token.
         mask_bt: [B, T].
         real_bt: [B, T], 0 on padding, whose values are not looked at.
 

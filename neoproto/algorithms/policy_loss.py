@@ -1,4 +1,4 @@
-"""What policy losses read and are told, what they give, and what is known of each.
+"""What policy losses read, their options, what they return, and the properties of each.
 
 The losses are in `neoproto.algorithms.losses`, one a file. The metrics beside a loss are aggregated like a
 token-mean with the mini-batch's denominators: those of the micro-batches sum to those of the mini-batch, and

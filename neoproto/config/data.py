@@ -15,7 +15,7 @@ class TaskConfig(Section):
     name: Name = "spell_backward"
     """Name of the reasoning-gym data set."""
     size: Count = 4096
-    """Distinct questions to train on; a task that has fewer gives what it has, and says so."""
+    """Distinct questions to train on; a task that has fewer gives what it has, with a note."""
     val_size: Size = 600
     """Questions held out for validation; none of them is ever trained on. 0 = no validation set."""
     seed: Seed = 0

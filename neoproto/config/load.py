@@ -85,7 +85,7 @@ def load_section(section: type[SectionT], mapping: Any, *, prefix: Path = ()) ->
 def schema_problems(
     section: type[BaseModel], mapping: Any, *, prefix: Path = ()
 ) -> tuple[list[str], list[Path]]:
-    """What the types alone say of `mapping`: a sentence and a path (without `prefix`) for each problem."""
+    """What the types alone find wrong in `mapping`: a sentence and a path (without `prefix`) for each."""
     try:
         section.model_validate(mapping)
     except ValidationError as error:

@@ -93,7 +93,7 @@ class ActorConfig(UpdateConfig):
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     """Which objective."""
     clip_ratio: Positive = 0.2
-    """PPO's clip range, on both sides unless the next two say otherwise."""
+    """PPO's clip range, on both sides unless the next two are set."""
     clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Lower side: the ratio is clipped at 1 - this; null = `clip_ratio`."""
     clip_ratio_high: Positive | None = None

@@ -1,4 +1,4 @@
-"""What a person sets wins over what a shipped file sets, also where two options say the same thing.
+"""What a person sets wins over what a shipped file sets, also where two options mean the same.
 
 One option of such a pair rules the other: a number of steps rules epochs. That rule is for two values which a
 person has set, or none. Where only the ruled one is a person's, the shipped value gives way to it.

@@ -1,4 +1,4 @@
-"""A column: sources that hold bytes, and a view that says which of their rows it consists of.
+"""A column: sources that hold bytes, and a view that names the rows it consists of.
 
     sources   A: stored [4096, 512]      B: inline [64, 512]
     view      (A, 7) (A, 7) (B, 0) …     one (source, row) pair per row of the column
@@ -286,7 +286,7 @@ def _gather(value: Value, rows: Rows) -> Value:
 
 
 def _repeated(value: Value, rows: Rows) -> Value:
-    """`value[rows]`, where rows that occur again are copies: whoever changes one changes no other."""
+    """`value[rows]`, where rows that occur again are copies: changing one changes no other."""
     chosen = _gather(value, rows)
     if isinstance(chosen, np.ndarray) and chosen.dtype == object:
         seen: set[int] = set()

@@ -75,7 +75,7 @@ def share_rows(batch: DataProto, n: int) -> list[DataProto]:
     """Cut a batch into n contiguous shares whose sizes differ by one row at most; a share may be empty.
 
     For rows that are independent: no row is there twice, as `split_for_ranks` pads. Inline columns go to the
-    active store first, if there is one, so that whoever gets a share reads its own rows.
+    active store first, if there is one, so that each receiver reads its own rows.
     """
     stored = batch.stored()
     bounds = [len(batch) * place // n for place in range(n + 1)]

@@ -83,7 +83,7 @@ def find_model_folder(path: str | Path, *, field: str = MODEL_FIELD) -> Path:
 
 
 def check_tokenizer_files(folder: Path, *, field: str = MODEL_FIELD) -> None:
-    """Refuse a tokenizer's files that are no JSON objects, which transformers says in words of its insides.
+    """Refuse a tokenizer's files that are no JSON objects: transformers' own message does not name them.
 
     Raises:
         ConfigError: as `read_json_object`.
@@ -135,7 +135,7 @@ def read_model_config(model: str | Path, *, field: str) -> dict[str, Any]:
 
 
 def head_dim(config: Mapping[str, Any]) -> int | None:
-    """Size of an attention head, None where the configuration does not say."""
+    """Size of an attention head, None where the configuration has none."""
     if config.get("head_dim"):
         return int(config["head_dim"])
     if config.get("hidden_size") and config.get("num_attention_heads"):
@@ -144,7 +144,7 @@ def head_dim(config: Mapping[str, Any]) -> int | None:
 
 
 def vocabulary_size(model: str | Path, *, field: str = MODEL_FIELD) -> int | None:
-    """How many tokens the model knows, None where its configuration does not say.
+    """How many tokens the model knows, None where its configuration has none.
 
     Raises:
         ConfigError: as `read_model_config`.

@@ -39,7 +39,7 @@ def save(path: Path, columns: Mapping[str, Any], meta_info: Mapping[str, Any]) -
     """Write columns and meta_info; the file appears complete or not at all.
 
     Raises:
-        ValueError: an object column or meta_info holds something only a pickle could carry; says where.
+        ValueError: an object column or meta_info holds something only a pickle could carry; names the place.
     """
     entries: list[dict[str, Any]] = []
     blobs: list[memoryview] = []
@@ -128,7 +128,7 @@ def to_plain(value: Any, where: str, depth: int = 0) -> Any:
         depth: how many lists and objects it lies in.
 
     Raises:
-        ValueError: only a pickle could save it, or it is nested too deeply for one; says where.
+        ValueError: only a pickle could save it, or it is nested too deeply for one; names the place.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value

@@ -54,7 +54,7 @@ __all__ = [
 Truncation = Literal["error", "left", "right", "filter"]
 PLAIN_TEMPLATE = "plain"
 JUDGED_BY = ("data_source", "reward_model", "extra_info")
-"""What of a row a reward is told, beside the answer."""
+"""What a reward is given of a row, beside the answer."""
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles that a message may have whatever the chat template; how it writes them is the template's business."""
 
@@ -134,7 +134,7 @@ class EncodedPrompts:
         truncated: rows cut to the limit.
         max_prompt_length: width P of the batches.
         pad_token_id: what batches are padded with.
-        date: the day that their chat template was told; None if it does not ask for one.
+        date: the day that their chat template was given; None if it does not ask for one.
     """
 
     rows: tuple[PromptRow, ...]
@@ -209,13 +209,13 @@ def encode_prompts(
         rows: the prompts.
         tokenizer: of the model that will answer.
         max_prompt_length: most tokens a prompt may have.
-        truncation: what becomes of a longer one: `error` (refused), `left`/`right` (that side is cut and
+        truncation: what happens to a longer one: `error` (refused), `left`/`right` (that side is cut and
             the row counted), `filter` (the row is left out and counted).
         chat_template: None: the tokenizer's own. `"plain"`: no template; the messages' contents joined by
             newlines, with the special tokens that the tokenizer adds to any text. Anything else: a Jinja
             template.
         vocab_size: how many tokens the model knows; None: not looked at.
-        date: the day, as 2026-12-31, that the template is told if it asks for one; None: today.
+        date: the day, as 2026-12-31, that the template is given if it asks for one; None: today.
 
     Raises:
         ConfigError: the tokenizer has no template and none is given; a template that cannot be rendered; a
@@ -320,7 +320,7 @@ class PromptLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken. The batch size may differ, the data and their order may not.
 
-        A state without `judged`, of an earlier version, says nothing of how the rows were judged.
+        A state without `judged`, of an earlier version, does not record how the rows were judged.
 
         Raises:
             ConfigError: the data, what they are judged by, `seed` or `shuffle` are not those of the state.

@@ -142,8 +142,8 @@ class DataProto(ColumnBatch):
 
         Args:
             seed: for shuffling.
-            dataloader_kwargs: of `torch.utils.data.DataLoader`, `{"shuffle": True}` say: the order is the
-                one a DataLoader over the rows gives.
+            dataloader_kwargs: of `torch.utils.data.DataLoader`, such as `{"shuffle": True}`: the order is
+                the one that a DataLoader over the rows gives.
 
         Raises:
             ValueError: the length does not divide.

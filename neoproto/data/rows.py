@@ -30,7 +30,7 @@ class PromptRow:
             from it.
         messages: chat messages, each with `role` and `content`, but for one with `tool_calls` alone; a key
             that is null is left out.
-        data_source: where the row comes from; validation figures are reported by it.
+        data_source: where the row comes from; validation metrics are reported by it.
         reward_model: `style` (which built-in judge suits) and `ground_truth`.
         extra_info: whatever else the reward function needs.
         origin: file and line or row, or the task's name and index, for messages to the user.

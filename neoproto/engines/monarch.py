@@ -4,7 +4,7 @@
                                             └──> Monarch's public API     runtime.monarch.private_api=false
 
 A private name may change with any release of Monarch, so no other file names one: a test reads the sources
-for that, and another one says which of `PRIVATE` are missing. What is only overridden is not called here.
+for that, and another one names those of `PRIVATE` that are missing. What is only overridden is not called.
 
 Import this before anything of Monarch's: the environment below is read once, when Monarch is first imported.
 """
@@ -155,7 +155,7 @@ _allowed = os.environ.get(PRIVATE_API_VARIABLE) != "0"
 
 
 def use_private_api(allowed: bool) -> None:
-    """Say for this process what the run's configuration says. Its children read `PRIVATE_API_VARIABLE`."""
+    """Set for this process what the run's configuration sets. Its children read `PRIVATE_API_VARIABLE`."""
     global _allowed
     _allowed = allowed
 
@@ -301,7 +301,7 @@ def _message_types() -> tuple[Any, Any, Any]:
 
 
 def bootstrap_command(program: str, arguments: list[str], env: Mapping[str, str | None]) -> Any:
-    """How Monarch starts a process; `env` goes on top of its host's environment, None removes a variable."""
+    """How Monarch starts a process; `env` is laid over its host's environment, None removes a variable."""
     from monarch.actor import default_bootstrap_cmd
 
     return type(default_bootstrap_cmd())(program, None, arguments, env)
@@ -335,7 +335,7 @@ def host_meshes(job: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def declared_meshes(job: Any) -> Mapping[str, Any] | None:
-    """What a job that is not connected to says about its meshes; None where that is not known."""
+    """The meshes that a job lists without a connection to it; None where that is not known."""
     declared = getattr(job, "_meshes", None) if _allowed else None
     return declared if isinstance(declared, Mapping) else None
 

@@ -7,7 +7,7 @@ interpreter after each message, and a pickler written in Python, at each end. He
 messages, and no event loop of ours is needed. What an endpoint has and a port has not is news of the other
 side's death.
 
-Each receiver chooses how it is reached, and its address says so: a sender needs no option.
+Each receiver chooses how it is reached, and its address tells which: a sender needs no option.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a reward function is asked, and what it says.
+"""What a reward function receives, and what it returns.
 
 Question ──judge──> Score, or Failure: no score for this answer; or RowError: no answer could be judged
 """

@@ -337,7 +337,7 @@ def _look_up(loop: asyncio.AbstractEventLoop, event: asyncio.Future[None]) -> No
     """In a Jupyter kernel, have a loop that waits for `event` look up now and then.
 
     ipykernel answers an interrupt of a cell that awaits with a callback that does not wake the loop
-    (ipython/ipykernel#881, seen with 7.4; to be removed when it does): the cell would go on waiting.
+    (ipython/ipykernel#881, seen with 7.4; to be removed when it does): the cell would continue to wait.
     """
     if "ipykernel" in sys.modules and not event.done():
         loop.call_later(LOOK_S, _look_up, loop, event)

@@ -100,7 +100,7 @@ class CallTracker:
     """All groups of a run, and all calls to them; lives in the run's root.
 
     Attributes:
-        groups: by key. Closed ones stay, so that a handle that is still held can say how they ended.
+        groups: by key. Closed ones stay, so that a handle that is still held can report how they ended.
     """
 
     def __init__(self, watch: DeadlineWatch | None = None) -> None:
@@ -287,7 +287,7 @@ class CallTracker:
         self._watch.close()
 
     def stop_admission(self, reason: str) -> None:
-        """Refuse new calls of this process; those under way go on, and may call from where they run."""
+        """Refuse new calls of this process; those under way continue, and may call from where they run."""
         with self._lock:
             self._closed, self._draining = reason, True
 

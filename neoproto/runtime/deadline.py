@@ -1,6 +1,6 @@
 """Deadlines: absolute on this process's monotonic clock, a budget in seconds on the way to another process.
 
-The clocks of two processes differ, so a deadline never travels: `budget` says how much of it is left, and
+The clocks of two processes differ, so a deadline never travels: `budget` is how much of it is left, and
 `deadline_of` makes a deadline of that again where it arrives. All margins around the deadlines of calls are
 here, too, and the thread that watches for deadlines that pass.
 """

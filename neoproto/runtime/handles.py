@@ -2,7 +2,7 @@
 
     handle.within(60).update(batch) ──> group.submit("update", (batch,), timeout=60) ──> RemoteCall[result]
 
-What may be passed, and what comes back, is what `register` says of the method (`RegisteredMethod`).
+What may be passed, and what comes back, is what `register` declares of the method (`RegisteredMethod`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A log file of the controller, and what becomes of it when the disk is full."""
+"""A log file of the controller, and what happens to it when the disk is full."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A compiled topology: which devices every pool and every model has.
 
 Devices are named by (node of the cluster, device of the node). A pool is a rectangle of them; its ranks count
-node by node. Everything here is plain, frozen and picklable, so that workers can be told where they are.
+node by node. Everything here is plain, frozen and picklable, so that workers can be given their place.
 """
 
 from __future__ import annotations

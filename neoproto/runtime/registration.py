@@ -1,4 +1,4 @@
-"""How a worker method says what it takes and returns: `Dispatch`, `Execute`, `register`.
+"""How a worker method declares what it takes and returns: `Dispatch`, `Execute`, `register`.
 
 Names follow verl's `single_controller` decorator.
 

@@ -6,7 +6,7 @@
            └── answer (number, outcome)
 
 Calls are relayed as they are: neither arguments nor results are unpickled here. All calls of a run pass
-through the root's tracker, which gives sync methods one order on all ranks, whoever sends, and every sender
+through the root's tracker, which gives sync methods one order on all ranks for all senders, and every sender
 the same answer on deaths, deadlines and closed groups.
 """
 

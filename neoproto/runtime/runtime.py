@@ -464,7 +464,7 @@ class Runtime(RuntimeBase):
         group = self._tracker.groups.get(key)
         if group is None:
             return
-        with group.closing:  # whoever closes second returns when the first is done
+        with group.closing:  # a second caller returns when the first is done
             if not group.mark_closed(f"worker group {group.name} has been closed"):
                 return
             living = group.living()

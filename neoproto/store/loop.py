@@ -1,9 +1,9 @@
-"""An event loop in a thread of its own, with the context of whoever started it.
+"""An event loop in a thread of its own, with the context of its starter.
 
     any thread, any loop ──submit──> queue ──> the loop's thread (Monarch's context) ──> StoreFuture
 
 Monarch finds out who sends a message through a context variable, and starts a second root client where it is
-unset. So every task here runs in a copy of the context in which the loop was made, whoever submits it.
+unset. So every task here runs in a copy of the context in which the loop was made, from any thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 async def run_in_thread(work: Callable[[], T]) -> T:
     """Run something without holding up the loop. Returns when the thread is done, also when cancelled.
 
-    So whoever is cancelled may close what the thread uses: it is not used any more.
+    So a cancelled caller may close what the thread used: it is not used any more.
     """
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -101,7 +101,7 @@ class MemoryStore:
                     raise StoreClosed(f"store {self.name!r} is closed")
                 self.trips += 1
                 future.set_result(operation())
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the future
+        except Exception as error:  # noqa: BLE001 - raised where the future is waited for
             future.set_exception(error)
         return future.result() if blocking else future
 

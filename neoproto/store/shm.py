@@ -78,7 +78,7 @@ def try_lock(fd: int, *, exclusive: bool) -> bool:
 
 
 class Owner:
-    """The lock that says a volume lives. Make it with `claim`."""
+    """The lock that shows that a volume lives. Make it with `claim`."""
 
     def __init__(self, prefix: str, fd: int) -> None:
         self.prefix, self._fd = prefix, fd
@@ -159,7 +159,7 @@ class Table:
     """The words of one volume, shared by every process of the host that uses it.
 
     Words are read and written whole (64 bits, aligned), so no reader sees half of a change. x86-64 keeps the
-    order of stores: bytes written before a word are there for whoever reads the new word.
+    order of stores: bytes written before a word are there for every reader of the new word.
 
     A page of it without memory must not be touched while /dev/shm is full: SIGBUS would end the process.
     So the volume, which made the table, allocates words before it hands out their slots.
@@ -244,7 +244,7 @@ _MAP_NORESERVE = 0x4000
 
 
 class _Mapping:
-    """Unmaps, and says so, when the last array on it is gone. Python's own mmap keeps a descriptor each."""
+    """Unmaps, and reports it, when the last array on it is gone. Python's mmap keeps a descriptor each."""
 
     def __init__(
         self, fd: int, offset: int, nbytes: int, flags: int, release: Callable[[], None] | None

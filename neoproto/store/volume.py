@@ -373,7 +373,7 @@ class Spill:
     """Where segments go that shared memory has no room for.
 
     Attributes:
-        folder: on a disk, in general; whoever made it removes it.
+        folder: on a disk, in general; its maker removes it.
         limit_bytes: bound on them.
     """
 

@@ -34,7 +34,7 @@ class RdmaOffer:
     """Parts that wait in a volume's memory, to be read by RDMA; see `neoproto.store.torchstore.rdma`.
 
     Attributes:
-        number: says which, when it is withdrawn.
+        number: names the request when it is withdrawn.
         sizes: of all parts, bytes.
         buffers: where those are that are not empty.
     """

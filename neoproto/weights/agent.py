@@ -1,10 +1,10 @@
-"""The update agent: has one rollout replica serve new weight versions, when the replica's policy says so.
+"""The update agent: has a rollout replica serve new weight versions, when its update policy allows it.
 
     registry ──wait_newer──> pull: lease, read, validate ─> check layout ─> pause ─> load ─> loaded ─> resume
                              └──────────── while generating ───────────┘    └─ generation stands still ─┘
 
 `loaded` is one message: the registry verifies the lease, notes what the replica serves, and ends the lease.
-An engine whose weights were not verified does not go on: it stays paused while the agent reads again, and is
+An engine whose weights were not verified does not resume: it stays paused while the agent reads again, and is
 ended if that fails.
 """
 
@@ -65,7 +65,7 @@ class AgentStats:
         loads: versions that the replica came to serve.
         torn_reads: reads whose lease lapsed, and that were made again.
         pull_seconds, last_pull: lease and read, while generating.
-        update_seconds, last_update: from where new requests begin to wait until they go on; with the time
+        update_seconds, last_update: from where new requests begin to wait until they continue; with the time
             that requests in flight were given to end.
     """
 
@@ -132,7 +132,7 @@ class UpdateAgent:
         """Keep the replica up to date.
 
         Consumes: versions from the registry. Waits for: one that is `min_version_lag` publishes newer than
-        what is served, or that somebody waits for (validation); at first, for any. Produces: an engine that
+        what is served, or that a caller waits for (validation); at first, for any. Produces: an engine that
         serves it. Unblocked by: a publish, or `poll_interval`. Ends by an error, or cancelled.
 
         Raises:

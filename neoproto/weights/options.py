@@ -8,8 +8,8 @@ from typing import Literal
 from neoproto.weights.transports import TRANSPORTS
 
 PauseMode = Literal["abort", "keep"]
-"""What becomes of requests in flight. "abort": they are stopped, and go on as continuations of what they had.
-"keep": they are frozen, and go on with their cache computed again."""
+"""What happens to requests in flight. "abort": they are stopped, and continue from the tokens they had.
+"keep": they are frozen, and continue with their cache computed again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

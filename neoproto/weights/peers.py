@@ -41,7 +41,7 @@ class _Outcome:
 def on_all_ranks(peers: Peers, work: Callable[[], T]) -> list[T]:
     """Do something on every rank; all get all results, or all raise what the first rank that failed raised.
 
-    Collective: nobody goes on alone into the next collective, so nobody waits there for one that failed.
+    Collective: all ranks enter the next collective or none does, so no rank waits there for one that failed.
     """
     try:
         own = _Outcome(value=work(), error=None)

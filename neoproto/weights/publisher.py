@@ -43,7 +43,7 @@ class Announcements(Protocol):
         ...
 
     def withdraw(self, version: WeightVersion, timeout: float) -> tuple[LeaseInfo, ...]:
-        """Let nobody acquire the version any more, and wait until its leases have ended.
+        """Refuse new leases on the version, and wait until its leases have ended.
 
         Returns:
             (), and its bytes may go; or, when `timeout` seconds passed first, the leases that are left.
@@ -96,7 +96,7 @@ class Publisher:
     ) -> Manifest:
         """Store the tensors as `version` and announce it; every byte is readable when this returns.
 
-        If all slots are taken, the oldest version is retired first, and deleted once nobody reads it.
+        If all slots are taken, the oldest version is retired first, and deleted when its last lease ends.
 
         Args:
             named_tensors: plain tensors of any device, the same on all ranks, or DTensors.
@@ -134,7 +134,7 @@ class Publisher:
         return manifest
 
     def retire(self, version: WeightVersion, *, timeout: float = 60.0) -> None:
-        """Retire a version, wait until nobody reads it, and delete its bytes.
+        """Retire a version, wait for its leases to end, and delete its bytes.
 
         Raises:
             ValueError: `version` was never published here, or is deleted already.

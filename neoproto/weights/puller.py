@@ -203,7 +203,7 @@ class Puller:
             await lease.check()  # gone because the lease lapsed, most likely
             raise
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: it is told to stop and waited for, however often we are cancelled.
+            # A thread cannot be cancelled: it is asked to stop and waited for, at every cancellation.
             stop.set()
             while not work.done():
                 with contextlib.suppress(asyncio.CancelledError):
@@ -238,7 +238,7 @@ Selection = Mapping[str, Slice | None]
 
 
 class ReadStopped(Exception):
-    """A read was told to stop before it was complete."""
+    """A read was stopped before it was complete."""
 
 
 class WeightReader:

@@ -8,7 +8,7 @@ A replica that loads a version sends three messages (and renewals in between):
 
     acquire ──lease, manifest──> read ──> validate ──ok──> load ──> loaded: verified, reported, released
 
-Only the registry's clock counts: a holder is told how long a lease lasts, never until when. A lease that
+Only the registry's clock counts: a holder learns how long a lease lasts, never until when. A lease that
 lapsed stays lapsed: its holder is refused, and what it read counts as torn.
 """
 
@@ -37,7 +37,7 @@ class VersionState(enum.Enum):
     READY = "ready"
     """It can be acquired."""
     RETIRED = "retired"
-    """Leases on it go on; there are no new ones."""
+    """Its leases continue; there are no new ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class RegistryState:
         newest: the last version published, reclaimed or not; None before the first.
         versions: those not reclaimed, oldest first.
         serving: replica -> the version it reported last.
-        wanted: the newest version that somebody waited for; replicas load it below their lag.
+        wanted: the newest version that a caller waited for; replicas load it below their lag.
         lapsed: leases that ended because they were not renewed, since the start.
     """
 
@@ -162,7 +162,7 @@ class WeightRegistry:
         return self._latest()
 
     async def retire(self, version: WeightVersion) -> None:
-        """Let nobody acquire the version any more. Retiring twice is harmless.
+        """Refuse new leases on the version. Retiring twice is harmless.
 
         Raises:
             KeyMissing: it was never published, or is reclaimed.
@@ -310,7 +310,7 @@ class WeightRegistry:
 
         Args:
             than: what it serves; None if nothing, and then any version will do.
-            min_version_lag: how many publishes newer it has to be, unless somebody waits for it.
+            min_version_lag: how many publishes newer it has to be, unless a caller waits for it.
 
         Returns:
             The newest version; None if `timeout` seconds passed first.
@@ -327,7 +327,7 @@ class WeightRegistry:
         return await self._wait_for(self._due, due, timeout)
 
     async def wanted(self) -> WeightVersion | None:
-        """The newest version that somebody waited for; None if nobody did."""
+        """The newest version that a caller waited for; None if there is none."""
         return self._wanted
 
     async def wait_serving(self, replicas: Sequence[str], version: WeightVersion, timeout: float) -> bool:

@@ -1,6 +1,6 @@
 """Weight versions, and every bit of arithmetic on them.
 
-A version is `(epoch, n)`. `n` counts publishes; a restart from a checkpoint opens a new epoch and goes on
+A version is `(epoch, n)`. `n` counts publishes; a restart from a checkpoint opens a new epoch and continues
 counting from the checkpoint's `n`, so a pair never names two different sets of weights.
 """
 
@@ -69,7 +69,7 @@ def should_load(
         current: what it serves; None before its first load, and then it loads whatever the lag is.
         newest: the newest published version.
         min_version_lag: how many publishes it must be behind before a load is worth the pause, >= 1.
-        wanted: a version somebody waits for; one that is newer than `current`, and published, is a reason
+        wanted: a version a caller waits for; one that is newer than `current`, and published, is a reason
             to load below the lag.
 
     Raises:

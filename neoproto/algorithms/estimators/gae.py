@@ -11,8 +11,8 @@ def gae(inputs: AdvantageInputs, options: AdvantageOptions) -> Estimate:
         delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma lam A_{t+1};   R_t = A_t + V_t
 
     A finished response ends in a terminal state: V after its last token is 0. A truncated one was cut off
-    in the middle: V after its last token is what the critic says about the state reached,
-    `bootstrap_values_b`, and A there is 0. The advantages are whitened if `whiten` says so; the returns never
+    in the middle: V after its last token is the critic's value of the state reached,
+    `bootstrap_values_b`, and A there is 0. The advantages are whitened if `whiten` is true; the returns never
     are.
     """
     import torch

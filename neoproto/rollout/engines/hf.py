@@ -1,4 +1,4 @@
-"""Transformers, whole tensors at a time. `HfEngine` says how."""
+"""Transformers, whole tensors at a time: see `HfEngine`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM, inside the replica's process. `VllmEngine` says how."""
+"""vLLM, inside the replica's process: see `VllmEngine`."""
 
 from __future__ import annotations
 

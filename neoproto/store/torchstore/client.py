@@ -604,7 +604,7 @@ class StoreClient:
         return await self._bounded(what, endpoint.call_one(*args).as_asyncio())
 
     async def _bounded(self, what: str, answer: Awaitable[T]) -> T:
-        """Wait for an actor's answer, `timeout_s` at most, and say in the store's words what went wrong."""
+        """Wait for an actor's answer, `timeout_s` at most; failures become the store's errors."""
         try:
             async with asyncio.timeout(self._spec.timeout_s):
                 return await answer

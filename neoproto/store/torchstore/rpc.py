@@ -3,7 +3,7 @@
     client's loop ──(reply port, number, method, arguments)──> thread ──> actor's loop: the method
                   <─────────────(number, succeeded, result or exception)────────┘
 
-Ports are faster than endpoints (`neoproto.engines.monarch_ports`), but a caller is not told that the other
+Ports are faster than endpoints (`neoproto.engines.monarch_ports`), but a caller does not learn that the other
 side has died; so one that waits for long asks by endpoint whether the other side lives.
 """
 

@@ -113,7 +113,7 @@ class StockIndex(Controller):
         self.is_initialized = True
 
     def locate(self, key: str, ours: ObjectRef | None) -> dict[str, StorageInfo]:
-        """Where a key is, as TorchStore says it.
+        """Where a key is, in TorchStore's form.
 
         Args:
             ours: the value of our clients under it, which is newer than any of theirs.

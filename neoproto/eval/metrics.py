@@ -73,9 +73,9 @@ def answer_metrics(groups: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
         raise ValueError(f"every question needs as many answers, got {sorted(counts)}")
     (n,) = counts
     right = [sum(answer.accuracy >= 1 for answer in answers) for answers in groups.values()]
-    figures = {f"mean@{n}": mean([mean([one.accuracy for one in answers]) for answers in groups.values()])}
+    metrics = {f"mean@{n}": mean([mean([one.accuracy for one in answers]) for answers in groups.values()])}
     if n > 1:
-        figures |= {f"pass@{k}": mean([pass_at_k(n, count, k) for count in right]) for k in sizes(n)}
+        metrics |= {f"pass@{k}": mean([pass_at_k(n, count, k) for count in right]) for k in sizes(n)}
         if any(answer.vote is not None for answers in groups.values() for answer in answers):
-            figures[f"maj@{n}"] = mean([majority(answers) for answers in groups.values()])
-    return figures
+            metrics[f"maj@{n}"] = mean([majority(answers) for answers in groups.values()])
+    return metrics

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from rich.table import Table
 
-from actors.reward.builtin import check_rows
-from actors.reward.worker import RewardWorker
-from actors.rollout.options import check_servable, rollout_env
-from actors.rollout.worker import RolloutWorker
 from meshes.common.topology import compile_here
 from neoproto.config import RunConfig, preset_topology
 from neoproto.config.schema import OPTIONAL_ROLES
@@ -23,26 +18,30 @@ from neoproto.data.prompts import EncodedPrompts, load_tokenizer, read_rows
 from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.files import user_path
-from neoproto.run import options
 from neoproto.run.console import RunConsole
-from neoproto.run.environment import expected_workers, torch_env, worker_modules
+from neoproto.run.environment import expected_workers
 from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
+from neoproto.run.groups import GroupSpec, reward_group, rollout_group, start_group, start_groups
 from neoproto.run.handles import RewardHandle, RolloutHandle
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
+    PreparedModel,
     Rows,
     Stage,
+    check_judged,
     check_reward_function,
-    dated,
     encode,
-    eos_token_ids,
     load_rows,
-    model_folder,
+    prepared_model,
+    served_folder,
 )
 from neoproto.run.prompts import as_batch
-from neoproto.runtime import ClassWithInitArgs, Runtime
-from neoproto.runtime.placement import DeviceType, Placement, placement_table
+from neoproto.run.trainers import no_process_failure
+from neoproto.runtime import Runtime
+from neoproto.runtime.backend import check_backend, check_hosts
+from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
 from neoproto.trainer.metrics.phases import PhaseClock
+from neoproto.trainer.tasks import beside
 from neoproto.trainer.validation import (
     ValidationSample,
     failure_metrics,
@@ -57,14 +56,14 @@ class PreparedEval:
     """An evaluation whose inputs have been checked.
 
     Attributes:
-        config: with the day in it that the chat template is told, if it asks for one.
-        rollout, reward: the workers to start.
+        model: what is evaluated.
+        prompts: the questions.
+        groups: of rollout, all its replicas in one, and of the reward worker, beside the controller.
     """
 
-    config: RunConfig
+    model: PreparedModel
     prompts: EncodedPrompts
-    rollout: ClassWithInitArgs
-    reward: ClassWithInitArgs
+    groups: tuple[GroupSpec, GroupSpec]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,26 +87,26 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     console = console or RunConsole()
     refuse_run(config)
     placement = place(config)
-    (model,) = placement.models_of("rollout")
-    prepared = prepare(config, model.device_type, console.stage)
+    (rollout,) = placement.models_of("rollout")
+    prepared = prepare(config, rollout, console.stage)
     with run_folder(config) as folder:
-        write_config(folder, prepared.config)
+        write_config(folder, prepared.model.config)
         open_run_log(folder / "run.log")
         console.say(f"{len(prepared.prompts)} questions; folder: {folder}")
         samples = answer(config, prepared, placement, folder, console)
         write_samples(folder / "validation", 0, samples)
-        figures = metrics_of(samples)
+        metrics = metrics_of(samples)
         failures = failure_metrics(samples)
-        written = json.dumps(figures | failures, indent=2) + "\n"
+        written = json.dumps(metrics | failures, indent=2) + "\n"
         (folder / "eval.json").write_text(written, encoding="utf-8")
-    console.table(table_of(figures))
+    console.table(table_of(metrics))
     if failures:
         count, log = int(sum(failures.values())), folder / "logs" / "reward" / "rank0.log"
         console.say(f"note: {count} of {len(samples)} answers got no score and count as wrong: {log}")
-    for name in without_majority(figures):
+    for name in without_majority(metrics):
         console.say(f"note: {name} has no maj@n: the reward function returns no 'pred', what is voted on")
     console.say(f"answers: {folder / 'validation' / 'step_0.jsonl'}")
-    return figures
+    return metrics
 
 
 def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
@@ -119,8 +118,8 @@ def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
     console = console or RunConsole()
     refuse_run(config)
     placement = place(config)
-    (model,) = placement.models_of("rollout")
-    prepared = prepare(config, model.device_type, console.stage)
+    (rollout,) = placement.models_of("rollout")
+    prepared = prepare(config, rollout, console.stage)
     console.table(placement_table(placement))
     for one in validation_passes(config.actor_rollout_ref.rollout.val_kwargs):
         console.say(f"{one.label}: {len(prepared.prompts):,} questions x {one.samples} answers")
@@ -145,7 +144,9 @@ def place(config: RunConfig) -> Placement:
 
     Raises:
         TopologyError: with every violation.
+        ConfigError: there is no such backend, or the applied job does not fit the topology.
     """
+    check_backend(config.runtime.backend)
     trainer = config.trainer
     device = trainer.device_type
     topology = (
@@ -158,15 +159,17 @@ def place(config: RunConfig) -> Placement:
             device_type=None if device == "auto" else device,
         )
     )
-    return compile_here(
+    placement = compile_here(
         topology,
         hosts_are_here=config.runtime.hosts_are_here,
         roles_needed=("rollout",),
         roles_allowed=(*config.roles, *OPTIONAL_ROLES),
     )
+    check_hosts(config.runtime, placement)
+    return placement
 
 
-def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval:
+def prepare(config: RunConfig, rollout: ModelPlacement, stage: Stage) -> PreparedEval:
     """Check and load everything before a process is started.
 
     Raises:
@@ -177,36 +180,14 @@ def prepare(config: RunConfig, device: DeviceType, stage: Stage) -> PreparedEval
         rows = rows_of(config)
     if not rows.val:
         raise ConfigError("data.val_files: there are no validation prompts to evaluate on")
-    if config.reward.custom_reward_function.path is None:
-        check_rows(config.reward.name, rows.val)
-    model_dir = model_folder(config, rows, stage)
-    check_servable(
-        model_dir,
-        max_model_len=config.max_model_len,
-        device=device,
-        field="actor_rollout_ref.model.path",
-        engine=config.actor_rollout_ref.rollout.name,
-    )
+    check_judged(config, rows.val)
+    folder = served_folder(config, rows, rollout.device_type, stage)
     with stage("tokenising prompts"):
-        tokenizer = load_tokenizer(model_dir)
-        config = dated(config, tokenizer, partial(earlier_date, config))
-        prompts = encode(config, rows.val, tokenizer)
-    ends = eos_token_ids(model_dir, tokenizer)
-    rollout = options.rollout_options(config, model_dir, device, ends, int(tokenizer.pad_token_id))
-    env = rollout_env(rollout.engine) | config.actor_rollout_ref.rollout.env
-    return PreparedEval(
-        config=config,
-        prompts=prompts,
-        rollout=ClassWithInitArgs(
-            RolloutWorker, rollout, env=env, preload=worker_modules(device, rollout.engine.rollout.name)
-        ),
-        reward=ClassWithInitArgs(
-            RewardWorker,
-            options.reward_options(config, model_dir, ends),
-            env=torch_env(1),
-            preload=worker_modules(device),
-        ),
-    )
+        tokenizer = load_tokenizer(folder)
+        model = prepared_model(config, folder, tokenizer, partial(earlier_date, config))
+        prompts = encode(model.config, rows.val, tokenizer)
+    groups = rollout_group(model, rollout), reward_group(model, None, rollout.device_type)
+    return PreparedEval(model=model, prompts=prompts, groups=groups)
 
 
 def rows_of(config: RunConfig) -> Rows:
@@ -223,52 +204,32 @@ def answer(
 ) -> list[ValidationSample]:
     """Start the workers, have every question answered and judged, close everything."""
     settings = {"runtime": config.runtime.model_copy(update={"run_dir": str(folder)}), "topology": None}
+    limits = config.trainer.timeouts
     with console.stage("starting hosts and store"):
         runtime = Runtime.from_config(
             settings, placement=placement, expected=expected_workers(config, placement)
         )
     with runtime:
+        failure = runtime.watch_failures([spec.name for spec in prepared.groups])
         with console.stage("starting workers"):
-            samplers = start(runtime, prepared, placement, config.trainer.timeouts.start)
+            starts = [partial(start_group, runtime, spec, limits.start) for spec in prepared.groups]
+            rollout, reward = start_groups(starts, failure, limits.start)
         batch_size = config.data.val_batch_size or len(prepared.prompts)
         with console.stage("answering and scoring"):
+            answers = validate(
+                Samplers(rollout=RolloutHandle(rollout), reward=RewardHandle(reward)),
+                (as_batch(columns) for columns in prepared.prompts.batches(batch_size)),
+                validation_passes(config.actor_rollout_ref.rollout.val_kwargs),
+                step=0,
+                timeout=limits.validation,
+                clock=PhaseClock(),
+            )
             _, samples = asyncio.run(
-                validate(
-                    samplers,
-                    (as_batch(columns) for columns in prepared.prompts.batches(batch_size)),
-                    validation_passes(config.actor_rollout_ref.rollout.val_kwargs),
-                    step=0,
-                    timeout=config.trainer.timeouts.validation,
-                    clock=PhaseClock(),
-                )
+                beside(answers, {"the watch over processes": no_process_failure(failure)})
             )
         with console.stage("closing"):
             runtime.close()
     return samples
-
-
-def start(runtime: Runtime, prepared: PreparedEval, placement: Placement, timeout: float) -> Samplers:
-    """Both groups at once."""
-    (model,) = placement.models_of("rollout")
-    threads = ThreadPoolExecutor(2, thread_name_prefix="start-workers")
-    try:
-        rollout = threads.submit(
-            runtime.create_worker_group,
-            prepared.rollout,
-            on=runtime.model_resource_pool(model.name),
-            name="rollout",
-            timeout=timeout,
-        )
-        reward = threads.submit(
-            runtime.create_worker_group,
-            prepared.reward,
-            on=runtime.create_resource_pool(on="controller", name="reward"),
-            name="reward",
-            timeout=timeout,
-        )
-        return Samplers(reward=RewardHandle(reward.result()), rollout=RolloutHandle(rollout.result()))
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def metrics_of(samples: Sequence[ValidationSample]) -> dict[str, float]:
@@ -285,16 +246,16 @@ def metrics_of(samples: Sequence[ValidationSample]) -> dict[str, float]:
     }
 
 
-def without_majority(figures: Mapping[str, float]) -> list[str]:
+def without_majority(metrics: Mapping[str, float]) -> list[str]:
     """`{data source}/{pass}` that have `pass@k`, of several answers a question, and no `maj@n`."""
-    several = {name.rpartition("/")[0] for name in figures if "/pass@" in name}
-    return sorted(several - {name.rpartition("/")[0] for name in figures if "/maj@" in name})
+    several = {name.rpartition("/")[0] for name in metrics if "/pass@" in name}
+    return sorted(several - {name.rpartition("/")[0] for name in metrics if "/maj@" in name})
 
 
-def table_of(figures: dict[str, float]) -> Table:
+def table_of(metrics: dict[str, float]) -> Table:
     table = Table(title="accuracy", title_justify="left")
-    table.add_column("figure")
+    table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in figures.items():
+    for name, value in metrics.items():
         table.add_row(name, f"{value:.3f}")
     return table

@@ -6,7 +6,7 @@ your functions, model folders named ─> rows ─> model folder ─> tokenizer �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,29 +52,38 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedRun:
-    """A run whose inputs have been checked.
+class PreparedModel:
+    """A policy that rollout can serve, whose files have been checked.
 
     Attributes:
-        config: with the day in it that the chat template is told, if it asks for one.
+        config: with the day in it that the chat template is given, if it asks for one.
         model_dir: the policy's Hugging Face folder.
-        critic_dir: the folder the critic starts from.
-        loader: training prompts.
-        validation: held-out prompts, None without any.
-        total_steps: training steps to run.
         pad_token_id, eos_token_ids: what the tokenizer pads with, and what ends an answer.
-        notes: what a person should know of the data (rows filtered, truncated).
-        loop: which trainer loop it has, see `neoproto.trainer.checkpoint.resume.code_of`.
     """
 
     config: RunConfig
     model_dir: Path
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun(PreparedModel):
+    """A run whose inputs have been checked.
+
+    Attributes:
+        critic_dir: the folder the critic starts from.
+        loader: training prompts.
+        validation: held-out prompts, None without any.
+        total_steps: training steps to run.
+        notes: what a person should know of the data (rows filtered, truncated).
+        loop: which trainer loop it has, see `neoproto.trainer.checkpoint.resume.code_of`.
+    """
+
     critic_dir: Path
     loader: PromptLoader
     validation: EncodedPrompts | None
     total_steps: int
-    pad_token_id: int
-    eos_token_ids: tuple[int, ...]
     notes: tuple[str, ...]
     loop: str = OWN_LOOP_NONE
 
@@ -87,7 +96,7 @@ def prepare(
     Args:
         device: what rollout runs on, "cpu" or "gpu".
         stage: called with what is being done, around each slow piece.
-        earlier: the day that the prompts of the run were told before, see `earlier_date`.
+        earlier: the day that the prompts of the run were given before, see `earlier_date`.
 
     Raises:
         ConfigError: an input is wrong; names the field, file or line.
@@ -95,23 +104,16 @@ def prepare(
     with stage("reading prompts"):
         rows = load_rows(config)
     check_batch(config, len(rows.train))
-    if config.reward.custom_reward_function.path is None:
-        check_rows(config.reward.name, (*rows.train, *rows.val))
-    model_dir = model_folder(config, rows, stage)
-    check_servable(
-        model_dir,
-        max_model_len=config.max_model_len,
-        device=device,
-        field=MODEL_FIELD,
-        engine=config.actor_rollout_ref.rollout.name,
-    )
+    check_judged(config, (*rows.train, *rows.val))
+    model_dir = served_folder(config, rows, device, stage)
     if config.actor_rollout_ref.model.path is not None:  # a built-in one is known to be
         from actors.training.torch_model import check_savable  # late, as it imports torch
 
         check_savable(model_dir, field=MODEL_FIELD)
     with stage("tokenising prompts"):
         tokenizer = load_tokenizer(model_dir)
-        config = dated(config, tokenizer, earlier)
+        model = prepared_model(config, model_dir, tokenizer, earlier)
+        config = model.config
         critic_dir = critic_folder(config, model_dir, tokenizer, device)
         train = encode(config, rows.train, tokenizer)
         validation = encode(config, rows.val, tokenizer) if rows.val else None
@@ -120,12 +122,12 @@ def prepare(
     return PreparedRun(
         config=config,
         model_dir=model_dir,
+        pad_token_id=model.pad_token_id,
+        eos_token_ids=model.eos_token_ids,
         critic_dir=critic_dir,
         loader=loader,
         validation=validation,
         total_steps=steps,
-        pad_token_id=int(tokenizer.pad_token_id),
-        eos_token_ids=eos_token_ids(model_dir, tokenizer),
         notes=tuple(notes(config, rows, train, validation, steps)),
     )
 
@@ -211,6 +213,12 @@ def check_reward_function(config: RunConfig) -> None:
         load_reward_function(custom.path, custom.name)
 
 
+def check_judged(config: RunConfig, rows: Iterable[PromptRow]) -> None:
+    """Refuse rows that the built-in rewards cannot judge, unless the reward is the user's own."""
+    if config.reward.custom_reward_function.path is None:
+        check_rows(config.reward.name, rows)
+
+
 def load_rows(config: RunConfig) -> Rows:
     """Rows of the user's files, or of the configured task."""
     data = config.data
@@ -233,6 +241,26 @@ def load_rows(config: RunConfig) -> Rows:
         train=rows_from_dicts(task.train, name=f"{data.task.name} train"),
         val=rows_from_dicts(task.val, name=f"{data.task.name} val"),
     )
+
+
+def served_folder(config: RunConfig, rows: Rows, device: str, stage: Stage) -> Path:
+    """`model_folder`, of a model that rollout's engine can serve.
+
+    Args:
+        device: what rollout runs on, "cpu" or "gpu".
+
+    Raises:
+        ConfigError: see `model_folder`; or the engine cannot serve it.
+    """
+    folder = model_folder(config, rows, stage)
+    check_servable(
+        folder,
+        max_model_len=config.max_model_len,
+        device=device,
+        field=MODEL_FIELD,
+        engine=config.actor_rollout_ref.rollout.name,
+    )
+    return folder
 
 
 def model_folder(config: RunConfig, rows: Rows, stage: Stage) -> Path:
@@ -305,6 +333,25 @@ def critic_folder(config: RunConfig, model_dir: Path, policy_tokenizer: Any, dev
     return folder
 
 
+def prepared_model(
+    config: RunConfig, folder: Path, tokenizer: Any, earlier: Callable[[], str | None]
+) -> PreparedModel:
+    """What is read of a served model (`served_folder`) and its tokenizer.
+
+    Args:
+        earlier: the day that prompts were given before, see `earlier_date`.
+
+    Raises:
+        ConfigError: see `end_token_ids`.
+    """
+    return PreparedModel(
+        config=dated(config, tokenizer, earlier),
+        model_dir=folder,
+        pad_token_id=int(tokenizer.pad_token_id),
+        eos_token_ids=eos_token_ids(folder, tokenizer),
+    )
+
+
 def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
     """Tokens that end an answer: the tokenizer's, and those that the model's files name.
 
@@ -315,7 +362,7 @@ def eos_token_ids(model_dir: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def dated(config: RunConfig, tokenizer: Any, earlier: Callable[[], str | None]) -> RunConfig:
-    """The configuration with the day that the chat template is told, if it asks for one: the configured day,
+    """The configuration with the day that the chat template is given, if it asks for one: the configured day,
     else that of `earlier`, else today."""
     template = PLAIN_TEMPLATE if config.data.chat_template == "plain" else None
     if config.data.date is not None or not asks_for_date(tokenizer, template):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from actors.weight_registry import GroupRegistry
 from neoproto.config import RunConfig
-from neoproto.run.group_specs import GroupSpec
+from neoproto.run.groups import GroupSpec
 from neoproto.run.handles import RolloutHandle
 from neoproto.runtime import Runtime, WorkerGroup
 from neoproto.runtime.runtime import SPAWN_TIMEOUT_S

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from meshes.common.machine import tmp_note
 from neoproto.config import RunConfig
-from neoproto.errors import DeadlineExceeded, NeoProtoError
 from neoproto.run.checks import CheckedRun, check_run
 from neoproto.run.console import RunConsole
 from neoproto.run.folder import MODEL, check_folder, earlier_date, mark_complete, mark_incomplete
-from neoproto.run.group_specs import REGISTRY, GroupSpec, group_specs
+from neoproto.run.groups import REGISTRY, GroupSpec, run_groups, start_group, start_groups
 from neoproto.run.handles import CriticHandle, PolicyHandle, ReferenceHandle, RewardHandle, TrainedHandle
 from neoproto.run.plan import check_shared_memory, show_plan
 from neoproto.run.prepare import PreparedRun, prepare
@@ -30,7 +29,6 @@ from neoproto.run.trainers import Loop, loop_code, train
 from neoproto.runtime import RemoteCall, Runtime, WorkerGroup
 from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Placement
-from neoproto.text import first_line
 from neoproto.trainer.checkpoint.history import METRICS, PROMPTS, SAMPLES, PromptLog
 from neoproto.trainer.checkpoint.resume import StartPoint
 from neoproto.trainer.metrics.loggers import Services
@@ -54,7 +52,7 @@ def dry_run(config: RunConfig, console: RunConsole | None = None, own_loop: Loop
     console = console or RunConsole()
     checked = check_run(config)
     prepared, given = prepared_run(checked, console, own_loop)
-    group_specs(prepared, checked.placement)
+    run_groups(prepared, checked.placement)
     if (folder := check_folder(config)) is not None:
         points = ResumePoints(prepared, folder, given, console.stage)
         if points.complete() is None:
@@ -79,16 +77,6 @@ def prepared_run(
     if config.runtime.hosts_are_here:
         check_shared_memory(config, prepared.model_dir, console)
     return prepared, None if found is None else open_checkpoint(found, prepared, console.stage)
-
-
-def wait_for_all(futures: Collection[Future[Any]], failure: ProcessFailure) -> None:
-    """Wait until all are done. Raises the first failure, of one of them or of a process, as it happens."""
-    pending: set[Future[Any]] = set(futures)
-    while pending:
-        done, _ = wait({*pending, failure}, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
-        pending -= done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,9 +116,9 @@ class RunSession:
         self._config, self._points, self._services = prepared.config, points, services
         self._own_loop = own_loop
         # Made before a worker is started: options that contradict each other are refused here.
-        self._specs = group_specs(prepared, placement)
+        self._specs = run_groups(prepared, placement)
         self.starting: list[Future[WorkerGroup]] = []
-        """The groups of the newest start, for whoever has to release them if it fails."""
+        """The groups of the newest start, to be released if it fails."""
 
     def train(self, runtime: Runtime, begin: Callable[[], None]) -> TrainingResult:
         """Start the workers, train, write the model, close everything. It may be called again.
@@ -215,39 +203,22 @@ class RunSession:
         return next(spec for spec in self._specs if spec.role == role)
 
     def _start_groups(self, runtime: Runtime) -> tuple[Mapping[str, WorkerGroup], Sequence[WorkerGroup]]:
-        """The groups by role, rollout's apart, and the replicas of rollout, a group of one process each.
-
-        All at once: most of a start is imports and vLLM's own set-up.
-        """
+        """The groups by role, rollout's apart, and the replicas of rollout, a group of one process each."""
         timeout = self._config.trainer.timeouts.start
         rollout = self._spec("rollout")
-
-        def start(spec: GroupSpec) -> WorkerGroup:
-            pool = (
-                runtime.create_resource_pool(on="controller", name=spec.name)
-                if spec.model is None
-                else runtime.model_resource_pool(spec.model)
-            )
-            return runtime.create_worker_group(spec.workers, on=pool, name=spec.name, timeout=timeout)
-
+        others = [spec for spec in self._specs if spec is not rollout]
         count = next(model for model in self._placement.models if model.worker == "rollout").world_size
-        threads = ThreadPoolExecutor(count + len(self._specs), thread_name_prefix="start-workers")
-        try:
-            replicas = [
-                threads.submit(start_replica, runtime, rollout, index, timeout) for index in range(count)
-            ]
-            groups = {spec.role: threads.submit(start, spec) for spec in self._specs if spec is not rollout}
-            self.starting = [*replicas, *groups.values()]
-            failure = runtime.watch_failures([spec.name for spec in self._specs])
-            wait_for_all(self.starting, failure)
-        except DeadlineExceeded as error:
-            more = f"trainer.timeouts.start={timeout:g} is how long workers may take to start"
-            raise NeoProtoError(f"{first_line(error)}; {more}") from error
-        finally:
-            # After a failure or a signal nobody is waited for: closing the runtime ends what still starts.
-            threads.shutdown(wait=False, cancel_futures=True)
-        by_role = {role: future.result() for role, future in groups.items()}
-        return by_role, [future.result() for future in replicas]
+        started = start_groups(
+            [
+                *(partial(start_replica, runtime, rollout, index, timeout) for index in range(count)),
+                *(partial(start_group, runtime, spec, timeout) for spec in others),
+            ],
+            runtime.watch_failures([spec.name for spec in self._specs]),
+            timeout,
+            self.starting,
+        )
+        by_role = zip((spec.role for spec in others), started[count:], strict=True)
+        return dict(by_role), started[:count]
 
     def _attached(self, groups: Mapping[str, WorkerGroup], replicas: ReplicaSet) -> Workers:
         """Tell the policy, which publishes weights, where the registry is; replicas learn it later."""

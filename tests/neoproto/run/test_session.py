@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.table import Table
 
-from neoproto.errors import DeadlineExceeded, StoreError
+from neoproto.errors import DeadlineExceeded
 from neoproto.run.cli import main
-from neoproto.run.session import wait_for_all
 from neoproto.runtime import ResourcePool, Runtime
 from neoproto.runtime.failures import ProcessFailure
 from neoproto.runtime.placement import Block
@@ -65,26 +62,3 @@ def test_workers_that_do_not_start_in_time_name_the_option(
         "__init__ did not answer within 7.0 s; no answer from rank(s) 1; trainer.timeouts.start=7 is" in line
     )
     assert SlowRuntime.closed
-
-
-def test_a_start_waits_for_all() -> None:
-    futures: list[Future[int]] = [Future(), Future()]
-    for future in futures:
-        threading.Timer(0.05, future.set_result, [1]).start()
-    wait_for_all(futures, ProcessFailure())
-    assert all(future.done() for future in futures)
-
-
-def test_the_first_failure_ends_a_start() -> None:
-    futures: list[Future[int]] = [Future(), Future()]
-    threading.Timer(0.05, futures[1].set_exception, [ValueError("no")]).start()
-    with pytest.raises(ValueError, match="no"):
-        wait_for_all(futures, ProcessFailure())
-
-
-def test_a_process_that_is_lost_ends_a_start() -> None:
-    """The store, say: nobody would use it before all workers have started."""
-    failure = ProcessFailure()
-    threading.Timer(0.05, failure.set_exception, [StoreError("died")]).start()
-    with pytest.raises(StoreError, match="died"):
-        wait_for_all([Future()], failure)

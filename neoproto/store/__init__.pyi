@@ -1,0 +1,11 @@
+from .base import KeyOrRef as KeyOrRef
+from .base import ObjectRef as ObjectRef
+from .base import ObjectStore as ObjectStore
+from .base import Rows as Rows
+from .base import StoreFuture as StoreFuture
+from .base import ValueInfo as ValueInfo
+from .base import active_store as active_store
+from .base import set_process_store as set_process_store
+from .base import store_of as store_of
+from .base import use_store as use_store
+from .memory import MemoryStore as MemoryStore

@@ -38,12 +38,12 @@ from neoproto.config.trainer import TimeoutsConfig, TrainerConfig, WeightsConfig
 CONFIG_NAMES = ("ppo_monarch", "grpo_monarch", "ppo_smollm2", "grpo_smollm2")
 """The shipped configurations, for `--config-name`."""
 
-CONFIG_SEARCH_PATH = "pkg://configs"
+CONFIG_MODULE = "configs"
 """Where Hydra finds them, from any folder."""
 
 __all__ = [
+    "CONFIG_MODULE",
     "CONFIG_NAMES",
-    "CONFIG_SEARCH_PATH",
     "ActorConfig",
     "AdvantageFunctionConfig",
     "AlgorithmConfig",

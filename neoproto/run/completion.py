@@ -3,7 +3,11 @@
     bash ──line, cursor──> words_for ──> options | configurations | groups and their files | keys | values
 
 What is offered comes from the schema and the YAML files, so it is never out of date. Nothing is composed, and
-neither Hydra nor torch is imported: an answer takes half a second, most of it for Python and the schema.
+neither Hydra nor torch is imported: an answer takes 0.3 s, most of it for Python and the schema.
+
+Why it is ours: Hydra's own completion composes the configuration at each Tab (1 s) and offers no values, and
+argcomplete reads an argparse parser, which knows no keys, and completes `python -m` only through a hook for
+all of Python.
 """
 
 from __future__ import annotations

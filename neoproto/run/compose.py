@@ -5,26 +5,32 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from neoproto.config import CONFIG_NAMES, CONFIG_SEARCH_PATH, RunConfig, load_config
+from neoproto.config import CONFIG_MODULE, CONFIG_NAMES, RunConfig, load_config
 from neoproto.config.precedence import covers, typed_wins
 from neoproto.errors import ConfigError
 from neoproto.text import cut, shown
 
-OWN = "command-line"
-"""What Hydra calls the source of files that are a person's own."""
+_VERSION_BASE = "1.3"
+"""Of Hydra's behaviour."""
 _MOST_TYPED = 120
 """Characters of what was typed that are quoted."""
 
@@ -45,21 +51,12 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
     if config_dir is not None and not os.path.isdir(config_dir):  # says no to any text, unlike Path's
         raise ConfigError(f"--config-dir: no such folder: {typed(str(config_dir))}")
     check_name(config_name, config_dir)
-    GlobalHydra.instance().clear()
-    search_path = create_config_search_path(CONFIG_SEARCH_PATH)
-    if config_dir is not None:
-        search_path.prepend(OWN, f"file://{config_dir.absolute()}", "main")
     try:
-        hydra = Hydra.create_main_hydra2(task_name="neoproto", config_search_path=search_path)
-        groups = frozenset(hydra.config_loader.list_groups(""))
-        composed = hydra.compose_config(
-            config_name=config_name,
-            overrides=[force_value(checked(override, groups), groups) for override in overrides],
-            run_mode=RunMode.RUN,
-            with_log_configuration=False,
-            from_shell=True,
-        )
-        layers = layers_of(hydra, config_name, overrides, groups)
+        with searching(config_dir) as loader:
+            groups = frozenset(loader.list_groups(""))
+            words = [force_value(checked(override, groups), groups) for override in overrides]
+            composed = hydra.compose(config_name, words, return_hydra_config=True)
+            layers = layers_of(loader, config_name, words, groups, config_dir)
         if config_dir is not None:
             for group, choice in composed.hydra.runtime.choices.items():
                 path = config_dir / group.partition("@")[0] / f"{choice}.yaml"
@@ -73,12 +70,38 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         raise
     except Exception as error:  # the words and files are the user's: Hydra fails on some in ways of its own
         raise explained(error, config_name, config_dir) from error
-    finally:
-        GlobalHydra.instance().clear()
     assert isinstance(resolved, dict)
     settled = typed_wins(resolved, layers.typed, layers.typed)
     settled = typed_wins(settled, layers.own, {*layers.typed, *layers.own, *layers.added})
     return {str(key): value for key, value in settled.items()}
+
+
+class OwnFolder(SearchPathPlugin):  # type: ignore[misc]  # Hydra has no types
+    """Puts the user's folder before the shipped files."""
+
+    folder: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if (folder := self.folder.get()) is not None:
+            search_path.prepend("neoproto", f"file://{folder.absolute()}", "main")
+
+
+@contextmanager
+def searching(config_dir: Path | None) -> Iterator[ConfigLoader]:
+    """Hydra's loader over the user's folder, if there is one, and the shipped files.
+
+    If the process itself uses Hydra, its state is as before at the end.
+    """
+    Plugins.instance().register(OwnFolder)
+    token = OwnFolder.folder.set(config_dir)
+    theirs = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()  # Hydra refuses to be initialized twice
+    try:
+        with hydra.initialize_config_module(CONFIG_MODULE, "neoproto", _VERSION_BASE):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = theirs
+        OwnFolder.folder.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +121,16 @@ class Layers:
     defeated: Mapping[tuple[str, ...], Any]
 
 
-def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: frozenset[str]) -> Layers:
+def layers_of(
+    loader: ConfigLoader,
+    config_name: str,
+    words: list[str],
+    groups: frozenset[str],
+    config_dir: Path | None,
+) -> Layers:
     """Read again what Hydra has composed, file by file."""
-    loader, parser = hydra.config_loader, OverridesParser.create()
-    written = [force_value(override, groups) for override in overrides]
-    parsed = [parser.parse_override(override) for override in written]
+    parser = OverridesParser.create()
+    parsed = [parser.parse_override(word) for word in words]
     typed: set[str] = set()
     added_files: set[str] = set()
     for one in parsed:
@@ -117,20 +145,24 @@ def layers_of(hydra: Hydra, config_name: str, overrides: Sequence[str], groups: 
     own: dict[tuple[str, ...], Any] = {}
     added: set[str] = set()
     defeated: dict[tuple[str, ...], Any] = {}
-    for file in loader.compute_defaults_list(config_name, written, RunMode.RUN).defaults:
-        read = loader.repository.load_config(file.config_path)
-        if read is None or file.config_path.startswith("hydra/"):
+    for file in loader.compute_defaults_list(config_name, words, RunMode.RUN).defaults:
+        if file.config_path.startswith("hydra/"):
             continue
-        content = OmegaConf.to_container(read.config)
+        name = f"{file.config_path}.yaml"
+        is_own = config_dir is not None and (config_dir / name).is_file()
+        source = (config_dir or Path()) / name if is_own else files(CONFIG_MODULE) / name
+        if not source.is_file():
+            continue
+        content = OmegaConf.to_container(OmegaConf.create(source.read_text(encoding="utf-8")))
         if not isinstance(content, dict):
             continue
         content.pop("defaults", None)
         values = leaves(content, tuple(file.package.split(".")) if file.package else ())
-        if read.provider == OWN:
+        if is_own:
             own |= values
         elif file.config_path in added_files:
             added |= dotted(values)
-        if read.provider == OWN or file.config_path in added_files:
+        if is_own or file.config_path in added_files:
             defeated = {path: value for path, value in defeated.items() if path not in values}
         else:
             defeated |= {path: own[path] for path in values if path in own}
@@ -201,7 +233,7 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
     except Exception as error:  # the file is the user's, and what reads it fails in many ways
         if isinstance(error, OSError) and error.errno is None:  # OmegaConf's word for a lone number
             raise ConfigError(f"{path}: wanted a mapping, got a single value") from error
-        reason = hydra_says(error).replace(f'in "{path}", ', "")
+        reason = hydra_message(error).replace(f'in "{path}", ', "")
         raise ConfigError(f"{path}: cannot be read as YAML: {reason}") from error
     if not isinstance(plain, dict):
         raise ConfigError(f"{path}: wanted a mapping, got a list")
@@ -239,7 +271,7 @@ def explained(error: Exception, config_name: str, config_dir: Path | None) -> Co
         return ConfigError(f"--config-name {name}: the name is too long")
     if isinstance(error, RecursionError):
         return ConfigError(f"--config-name {name}: its defaults lead back to themselves")
-    return ConfigError(f"--config-name {name}: {hydra_says(error)}")
+    return ConfigError(f"--config-name {name}: {hydra_message(error)}")
 
 
 def checked(override: str, groups: frozenset[str]) -> str:
@@ -258,7 +290,10 @@ def checked(override: str, groups: frozenset[str]) -> str:
         RecursionError,
     ) as error:  # the last two: thousands of digits, brackets
         reason = (
-            hydra_says(error).split(" expecting ")[0].replace("'<EOF>'", "at its end").replace("at at", "at")
+            hydra_message(error)
+            .split(" expecting ")[0]
+            .replace("'<EOF>'", "at its end")
+            .replace("at at", "at")
         )
         raise ConfigError(
             f"{typed(override)}: cannot be read as key=value ({reason}); "
@@ -294,8 +329,9 @@ def typed(text: str) -> str:
     return cut(text.replace("\n", "\\n"), _MOST_TYPED)
 
 
-def hydra_says(error: BaseException) -> str:
-    """What Hydra's many-line messages say, without its search path and advice about its own options."""
+def hydra_message(error: BaseException) -> str:
+    """Hydra's message on one line, without its search path and advice about its own options."""
+    # By text: Hydra's exceptions carry nothing else of what is wrong.
     own_advice = r"Config search path:|See https?://|Set the environment variable|; use sys\.set_int"
     text = re.split(own_advice, str(error))[0]
     lines = [line.strip() for line in text.splitlines()]
@@ -303,4 +339,4 @@ def hydra_says(error: BaseException) -> str:
     joined = re.sub(r"([:.]); ", r"\1 ", "; ".join(said)).rstrip("; ")
     if joined:
         return joined
-    return type(error).__name__ if error.__cause__ is None else hydra_says(error.__cause__)
+    return type(error).__name__ if error.__cause__ is None else hydra_message(error.__cause__)

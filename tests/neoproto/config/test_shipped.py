@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from neoproto.config import CONFIG_NAMES, CONFIG_SEARCH_PATH, RunConfig, load_config
+from neoproto.config import CONFIG_MODULE, CONFIG_NAMES, RunConfig, load_config
 from neoproto.errors import ConfigError
 
 CONFIGS = Path(str(files("configs")))
@@ -76,7 +76,7 @@ def test_it_composes_and_validates(name: str, overrides: tuple[str, ...]) -> Non
 
 def test_the_named_ones_are_the_shipped_ones() -> None:
     assert sorted(CONFIG_NAMES) == [path.stem for path in SHIPPED if path.parent == CONFIGS]
-    assert CONFIG_SEARCH_PATH == "pkg://configs"
+    assert CONFIGS.name == CONFIG_MODULE
 
 
 def leaves(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
+from hydra.errors import MissingConfigException
 
 from neoproto.config import CONFIG_NAMES
 from neoproto.errors import ConfigError
@@ -338,3 +340,16 @@ def test_a_shipped_value_does_not_refuse_what_is_typed(
 def test_a_typed_device_type_is_that_of_a_shipped_topology() -> None:
     config = compose_run("ppo_monarch", ["topology=split_ppo", "trainer.device_type=cpu"])
     assert [one.device_type for one in config.resolved_topology().clusters] == ["cpu"]
+
+
+def test_a_program_that_uses_hydra_itself_keeps_its_state(tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_text("x: 1\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text("defaults: [ppo_monarch, _self_]\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        compose("mine", [], tmp_path / "own")
+        with pytest.raises(ConfigError):
+            compose("mine", ["a=b=c:"], tmp_path / "own")
+        assert hydra.compose("theirs") == {"x": 1}
+        with pytest.raises(MissingConfigException):
+            hydra.compose("mine")

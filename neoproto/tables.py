@@ -1,8 +1,8 @@
 """Small HTML tables, in which notebooks show our objects.
 
 Whatever goes in is text: it is cut to a length, then escaped. However much there is, a table has `MOST_ROWS`
-rows and `MOST_COLUMNS` columns at most, and tells how many more there are. `rich`, which draws our tables in a
-terminal, shows preformatted text of a fixed width in a notebook.
+rows and `MOST_COLUMNS` columns at most, and tells how many more there are. `rich`, which draws our tables in
+a terminal, shows preformatted text of a fixed width in a notebook.
 """
 
 from __future__ import annotations

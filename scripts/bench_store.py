@@ -35,8 +35,8 @@ class Cluster:
     def __init__(self) -> None:
         from monarch.job import ProcessJob
 
+        from neoproto.store.torchstore.actors import StoreServer
         from neoproto.store.torchstore.client import StoreClient
-        from neoproto.store.torchstore.engine import StoreServer
 
         self._job = ProcessJob({"hosts": 1})
         hosts = self._job.state(cached_path=None).hosts

@@ -27,8 +27,8 @@ from meshes.common.machine import CACHE_VARIABLE, versions
 from meshes.monarch import sdk
 from meshes.monarch.commands import fresh_command
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Node, Nodes, host_processes, python_path
-from neoproto.engines import monarch as engine
 from neoproto.errors import ConfigError
+from neoproto.private_api import monarch as private
 from neoproto.runtime.backend import BackendOptions
 from neoproto.text import one_line
 
@@ -79,7 +79,7 @@ def load_applied_job() -> Any:
             f"{FIELD}: {path} cannot be read ({one_line(error)}); apply the job again"
         ) from error
     try:
-        running = engine.applied_job(job)
+        running = private.applied_job(job)
         alive = running is not None and not _ended_hosts(running)
     except Exception as error:
         raise ConfigError(f"{FIELD}: cannot tell if the job in {path} is alive: {one_line(error)}") from error
@@ -153,7 +153,7 @@ class AppliedHosts:
         self._beside: Nodes | None = None
         self._guards: HostGuards | None = None
         self._env = {
-            **engine.settings(),
+            **private.settings(),
             **options.env,
             MARK: options.run_id,
             "PYTHONPATH": _import_path(),
@@ -170,7 +170,7 @@ class AppliedHosts:
 
         self._job = load_applied_job()
         try:
-            engine.prepare_client(self._job)
+            private.prepare_client(self._job)
             use_client_address()
         except Exception as error:
             raise ConfigError(f"{FIELD}: the job's hosts cannot be reached: {one_line(error)}") from error
@@ -230,7 +230,7 @@ class AppliedHosts:
 
     def _attach(self, clusters: dict[str, int]) -> None:
         try:
-            self._meshes = engine.host_meshes(self._job, clusters)
+            self._meshes = private.host_meshes(self._job, clusters)
         except Exception as error:
             raise ConfigError(f"{FIELD}: the job cannot be attached to: {one_line(error)}") from error
         check_meshes(clusters, _sizes(self._meshes))
@@ -335,7 +335,7 @@ def _sizes(meshes: Mapping[str, Any]) -> dict[str, int]:
 
 def _declared_sizes(job: Any) -> dict[str, int] | None:
     """Hosts of each mesh of a job that is not connected, where its class is one that is known."""
-    declared = engine.declared_meshes(job)
+    declared = private.declared_meshes(job)
     if declared is None:
         return None
     sizes = {}
@@ -347,7 +347,7 @@ def _declared_sizes(job: Any) -> dict[str, int] | None:
 
 def _ended_hosts(job: Any) -> bool:
     """Whether a process of a job on this machine has ended and waits to be reaped."""
-    return any(procs.state(pid) in ("Z", "X") for pid in engine.host_pids(job).values())
+    return any(procs.state(pid) in ("Z", "X") for pid in private.host_pids(job).values())
 
 
 def _own_address() -> str:

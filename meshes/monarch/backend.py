@@ -25,10 +25,10 @@ from meshes.monarch.commands import WarmCommands, fresh_command
 from meshes.monarch.faults import FaultHook, parse_fault
 from meshes.monarch.jobs import MESH_PREFIX, HostProcess, Hosts, Node, Nodes, PrivateHosts
 from meshes.monarch.stores import GlobalStore, StoreAccess, host_id
-from neoproto.engines import monarch as engine
-from neoproto.engines.monarch import ensure_context
-from neoproto.engines.monarch_ports import Address
 from neoproto.errors import NeoProtoError, RuntimeClosed, WorkerDied
+from neoproto.private_api import monarch as private
+from neoproto.private_api.monarch import ensure_context
+from neoproto.private_api.monarch_ports import Address
 from neoproto.runtime.backend import (
     STORE_KEY,
     BackendOptions,
@@ -54,7 +54,7 @@ HOST_KEY = "/hosts"
 """What the hosts of this machine are watched as; no group's key has a slash."""
 PARENT_KEY = "/warm"
 """The same of the warm parents of this machine."""
-STORE_ACTORS = "neoproto.store.torchstore.engine."
+STORE_ACTORS = "neoproto.store.torchstore.actors."
 SOCKETS_S = 2.0
 """How long the kernel may take to give up the sockets of killed processes."""
 KILLED_STOP_S = 2.0
@@ -85,7 +85,7 @@ class MonarchBackend:
         """See that the job which is applied in this folder is alive, and has hosts for these clusters."""
         from meshes.monarch.applied import check_applied_job
 
-        engine.use_private_api(config.monarch.private_api)
+        private.use_private_api(config.monarch.private_api)
         check_applied_job(clusters)
 
     def start(
@@ -93,9 +93,9 @@ class MonarchBackend:
     ) -> None:
         """Start the guardian, then the client, then the hosts."""
         private_api = options.options.get("private_api", True)
-        engine.use_private_api(private_api)
+        private.use_private_api(private_api)
         if not private_api:
-            options = replace(options, env={**options.env, engine.PRIVATE_API_VARIABLE: "0"})
+            options = replace(options, env={**options.env, private.PRIVATE_API_VARIABLE: "0"})
         self._options = options
         if options.warm_parent:
             logs = options.run_dir / "logs" / "hosts"

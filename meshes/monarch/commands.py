@@ -10,7 +10,7 @@ from typing import Any
 from meshes.common.bootstrap import LOG_VARIABLE
 from meshes.common.warm import make_plan
 from meshes.common.warm_stub import PLAN_VARIABLE, stub_arguments
-from neoproto.engines import monarch as engine
+from neoproto.private_api import monarch as private
 from neoproto.runtime.backend import Preload
 
 _FRESH = ("-P", "-m", "neoproto", "meshes.common.bootstrap")
@@ -65,4 +65,4 @@ class WarmCommands:
 
 def _command(log_path: Path, env: Mapping[str, str], arguments: Sequence[str]) -> Any:
     base: dict[str, str | None] = {LOG_VARIABLE: str(log_path), "PYTHONUNBUFFERED": "1"}
-    return engine.bootstrap_command(sys.executable, list(arguments), {**base, **env})
+    return private.bootstrap_command(sys.executable, list(arguments), {**base, **env})

@@ -10,8 +10,8 @@ from monarch.actor import Actor, concurrent_endpoint, context
 from meshes.common.core import ContainerCore, ContainerSpec
 from meshes.monarch import ports
 from meshes.monarch.stores import StoreAccess
-from neoproto.engines.monarch import pin_context
-from neoproto.engines.monarch_ports import Address
+from neoproto.private_api.monarch import pin_context
+from neoproto.private_api.monarch_ports import Address
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.executor import CallStatus
 from neoproto.runtime.relay import Origin, Request

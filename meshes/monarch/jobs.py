@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from meshes.common.guardian import MARK
 from meshes.common.machine import CACHE_VARIABLE, inductor_cache, visible_gpus
 from meshes.monarch import sdk
-from neoproto.engines.monarch import host_pids, private_api
+from neoproto.private_api.monarch import host_pids, private_api
 
 MESH_PREFIX = "np-"
 """How the names of all meshes of a run begin, so that its faults are known by them."""

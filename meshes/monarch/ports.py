@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from neoproto.engines.monarch import ensure_context, private_api
-from neoproto.engines.monarch_ports import Address, Inbox
+from neoproto.private_api.monarch import ensure_context, private_api
+from neoproto.private_api.monarch_ports import Address, Inbox
 
 _inboxes: dict[tuple[str, bool], Inbox] = {}
 _lock = threading.Lock()

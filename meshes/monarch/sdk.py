@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 from meshes.common import procs
 from meshes.common.guards import Guardian
 from meshes.common.machine import can_be_written, unmade_folder
-from neoproto.engines import monarch as engine
-from neoproto.engines.monarch import ensure_context
 from neoproto.errors import ConfigError, RuntimeClosed
 from neoproto.files import named_errors
+from neoproto.private_api import monarch as private
+from neoproto.private_api.monarch import ensure_context
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.runtime.signals import held_signals
 
@@ -95,9 +95,9 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
         if _client_started:
             first()
             return
-        if engine.client_exists():
+        if private.client_exists():
             first()
-            engine.pin_context(client=True)
+            private.pin_context(client=True)
             _client_started = True
             return
         client_dir = _make_client_dir()
@@ -105,7 +105,7 @@ def start_client(log_path: Path, first: Callable[[], None] = lambda: None) -> No
             with quiet_terminal(log_path), _environment("TMPDIR", client_dir):
                 first()
                 with _panics_said():
-                    engine.pin_context(client=True)
+                    private.pin_context(client=True)
             _client_started = True
             atexit.register(_shut_down_client)  # after Monarch registered its own, so it runs before
 
@@ -233,7 +233,7 @@ class LogFile:
         self._handler = LogFileHandler(path)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         self._before: list[tuple[logging.Logger, list[logging.Handler], bool]] = []
-        for name in ("monarch", engine.JOB_LOGGER, "meshes", "neoproto.runtime"):
+        for name in ("monarch", private.JOB_LOGGER, "meshes", "neoproto.runtime"):
             one = logging.getLogger(name)
             self._before.append((one, list(one.handlers), one.propagate))
             one.handlers = [self._handler]

@@ -26,8 +26,8 @@ from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.worker import WorkerIdentity
 
 if TYPE_CHECKING:
+    from neoproto.store.torchstore.actors import StoreSpec
     from neoproto.store.torchstore.client import StoreClient
-    from neoproto.store.torchstore.engine import StoreSpec
 
 INDEX_LOG = "index.log"
 
@@ -74,8 +74,6 @@ class GlobalStore:
         """
         # Imported here, on a thread that can be interrupted: a helper still at it when the interpreter ends
         # takes the program down.
-        import neoproto.store.torchstore.client
-        import neoproto.store.torchstore.engine  # noqa: F401
 
         client = sdk.run_blocking(
             lambda: asyncio.run(self._start(hosts, beside_controller, ranks_per_host)), self._closing
@@ -86,8 +84,8 @@ class GlobalStore:
     async def _start(self, hosts: Nodes, beside_controller: Nodes, ranks_per_host: int) -> StoreClient:
         from neoproto.store import set_process_store
         from neoproto.store.shm import store_prefix
+        from neoproto.store.torchstore.actors import StoreServer
         from neoproto.store.torchstore.client import StoreClient
-        from neoproto.store.torchstore.engine import StoreServer
 
         self._guard_shm(store_prefix(self._name))
         count = 1 if self._strategy == "host" else ranks_per_host

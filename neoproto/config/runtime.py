@@ -29,7 +29,7 @@ class MonarchConfig(Section):
     `monarch apply` has started in this folder, which outlive it."""
     private_api: bool = True
     """false = only Monarch's public API is used, which is slower: for a release of Monarch whose private API
-    is another. `neoproto/engines/monarch.py` lists what is used of it, and what is done without it."""
+    is another. `neoproto/private_api/monarch.py` lists what is used of it, and what is done without it."""
     object_store: ObjectStoreConfig = ObjectStoreConfig()
     """The store."""
 

@@ -185,7 +185,7 @@ def check_functions(config: RunConfig) -> None:
     """
     check_reward_function(config)
     if config.algorithm.adv_estimator == "custom":
-        from neoproto.trainer.estimators import check_estimator  # late, as it imports torch
+        from neoproto.trainer.advantages import check_estimator  # late, as it imports torch
 
         check_estimator(config)
 

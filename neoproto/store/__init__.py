@@ -1,6 +1,6 @@
 """The object store: its contract, and the active store of a context.
 
-The TorchStore engine is `neoproto.store.torchstore.engine`; it is imported where a run starts, not here.
+The TorchStore engine is `neoproto.store.torchstore.actors`; it is imported where a run starts, not here.
 """
 
 import lazy_loader

@@ -29,6 +29,7 @@ from neoproto.errors import KeyMissing, StoreClosed, StoreError, StoreFull
 from neoproto.store.base import Location, ObjectRef, ValueInfo
 from neoproto.store.codec import Parts, check_rows, decode, select_rows
 from neoproto.store.counters import REPORTED
+from neoproto.store.messages import DeletedValue, SentValue, ValueReply, ValueRequest
 from neoproto.store.shm import (
     FIRST_SLOT,
     PAGE,
@@ -45,7 +46,6 @@ from neoproto.store.shm import (
     try_lock,
     volume_prefix,
 )
-from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from neoproto.algorithms.rollout_correction import RolloutCorrection, importance
 from neoproto.config import RunConfig
 from neoproto.config.trainer import TimeoutsConfig
 from neoproto.data import DataProto
-from neoproto.trainer.estimators import Estimator, advantage_options, chosen_estimator
+from neoproto.trainer.advantages import EstimatorFunction, advantage_options, chosen_estimator
 from neoproto.trainer.metrics.batch import batch_metrics, importance_metrics, logprob_difference
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.protocols import Call, Workers
@@ -63,7 +63,7 @@ class StepSettings:
         timeouts: seconds per kind of call.
     """
 
-    estimator: Estimator
+    estimator: EstimatorFunction
     advantages: AdvantageOptions
     truncated: str
     kl: KLController | None

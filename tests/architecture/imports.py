@@ -226,7 +226,7 @@ def private_uses(root: Path, names: Iterable[str]) -> list[str]:
     for path in sources(root):
         where = path.relative_to(root)
         layer = layer_of(module_of(path, root))
-        if layer == "neoproto.engines" or layer not in ONLY_IN["monarch"]:
+        if layer == "neoproto.private_api" or layer not in ONLY_IN["monarch"]:
             continue
         for item in imports_of(path, root):
             if re.match(r"monarch\._", f"{item.module}.{item.name}"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neoproto.engines.monarch import PRIVATE
+from neoproto.private_api.monarch import PRIVATE
 from tests.architecture.imports import (
     EVERYTHING,
     MAY_IMPORT,
@@ -45,14 +45,14 @@ def test_the_tables_say_what_they_have_to() -> None:
     assert MAY_IMPORT["scripts"] == MAY_IMPORT["neoproto.run"] == EVERYTHING
     assert {name for names in MAY_IMPORT.values() for name in names} - EVERYTHING <= MAY_IMPORT.keys()
     assert ONLY_IN["monarch"] == {
-        "neoproto.engines",
+        "neoproto.private_api",
         "neoproto.store.torchstore",
         "meshes.monarch",
         "scripts",
     }
     for shared in ("meshes.common", "neoproto.store", "neoproto.runtime", "neoproto.weights"):
         assert MAY_IMPORT[shared].isdisjoint(
-            {"neoproto.engines", "meshes.monarch", "neoproto.store.torchstore"}
+            {"neoproto.private_api", "meshes.monarch", "neoproto.store.torchstore"}
         )
 
 
@@ -89,8 +89,8 @@ def write(root: Path, name: str, text: str) -> None:
         ("meshes/common/a.py", "from meshes import monarch", "imports meshes.monarch"),
         ("neoproto/store/a.py", "import monarch", "imports monarch"),
         ("neoproto/store/a.py", "from neoproto.store.torchstore import engine", "imports neoproto.store.tor"),
-        ("neoproto/weights/a.py", "import neoproto.store.torchstore.engine", "imports neoproto.store.tor"),
-        ("neoproto/trainer/a.py", "from neoproto.engines import monarch", "imports neoproto.engines"),
+        ("neoproto/weights/a.py", "import neoproto.store.torchstore.actors", "imports neoproto.store.tor"),
+        ("neoproto/trainer/a.py", "from neoproto.private_api import monarch", "imports neoproto.private_api"),
         ("actors/a.py", "from neoproto.config.data import DataConfig", "takes DataConfig of neoproto.config"),
         ("actors/a.py", "from neoproto.runtime import Runtime", "takes Runtime of neoproto.runtime"),
         ("actors/a.py", "import neoproto.runtime", "takes the whole of neoproto.runtime"),
@@ -118,7 +118,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, complaint
             "import vllm, torch\nfrom neoproto.runtime import Dispatch, Worker, register",
         ),
         (
-            "neoproto/store/torchstore/engine.py",
+            "neoproto/store/torchstore/actors.py",
             "import torchstore, monarch.actor\nfrom neoproto.errors import StoreError",
         ),
         (
@@ -167,7 +167,7 @@ def test_a_circle_is_found(tmp_path: Path, text: str, found: list[str]) -> None:
 )
 def test_a_use_of_the_private_api_is_found(tmp_path: Path, text: str, found: list[str]) -> None:
     write(tmp_path, "meshes/monarch/a.py", text)
-    write(tmp_path, "neoproto/engines/monarch.py", text)
+    write(tmp_path, "neoproto/private_api/monarch.py", text)
     names = {"_mailbox", "_host_to_pid"}
     assert [one.partition(": ")[2] for one in private_uses(tmp_path, names)] == found
 

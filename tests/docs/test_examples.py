@@ -95,7 +95,7 @@ def test_the_configuration_composes(tmp_path: Path) -> None:
 
 
 def test_the_estimator_on_the_page_is_the_file() -> None:
-    """What it computes, and that a run takes it, is in tests/neoproto/trainer/test_estimators.py."""
+    """What it computes, and that a run takes it, is in tests/neoproto/trainer/test_advantages.py."""
     assert (EXAMPLES / "median_baseline.py").read_text() in EXTENDING
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from neoproto.engines import monarch as engine
 from neoproto.errors import DeadlineExceeded, WorkerDied
+from neoproto.private_api import monarch as private
 from neoproto.runtime import ClassWithInitArgs, Runtime, get, put
 from tests.meshes.leftovers import wait_until_clean
 from tests.meshes.workers import Caller, Probe
@@ -28,10 +28,10 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
 
 
 def test_calls_the_store_and_deaths_work_through_the_public_api(runtime: Runtime) -> None:
-    assert not engine.private_api()
+    assert not private.private_api()
     pool = runtime.create_resource_pool(1, 2)
     group = runtime.create_worker_group(ClassWithInitArgs(Probe), on=pool, name="probe")
-    assert group.environment(engine.PRIVATE_API_VARIABLE) == ["0", "0"]
+    assert group.environment(private.PRIVATE_API_VARIABLE) == ["0", "0"]
     callers = runtime.create_worker_group(
         ClassWithInitArgs(Caller), on=runtime.create_resource_pool(1, 2), name="caller"
     )

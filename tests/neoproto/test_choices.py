@@ -92,7 +92,7 @@ said = {
     "truncated": settled["algorithm"]["truncated"],
 }
 
-from neoproto.trainer.estimators import advantage_options, chosen_estimator, made_up_inputs
+from neoproto.trainer.advantages import advantage_options, chosen_estimator, made_up_inputs
 
 advantages_bt, _ = chosen_estimator(config)(made_up_inputs(config), advantage_options(config))
 print(json.dumps(said | {"advantages": advantages_bt.tolist()}))

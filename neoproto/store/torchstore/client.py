@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.actor import context
 
-from neoproto.engines.monarch import has_context
 from neoproto.errors import KeyMissing, StoreError
+from neoproto.private_api.monarch import has_context
 from neoproto.store.base import (
     KeyOrRef,
     Location,
@@ -39,15 +39,15 @@ from neoproto.store.base import (
 from neoproto.store.codec import Parts, decode, encode
 from neoproto.store.counters import REPORTED, ClientCounters
 from neoproto.store.loop import LoopThread, run_in_thread
+from neoproto.store.messages import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of
 from neoproto.store.rowcache import RemoteRowCache
 from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume, total_bytes
 from neoproto.store.torchstore import rdma
 from neoproto.store.torchstore.rpc import RpcClient
 from neoproto.store.torchstore.snapshots import Snapshot
-from neoproto.store.wire import DeletedValue, SentValue, ValueReply, ValueRequest, failure_of
 
 if TYPE_CHECKING:
-    from neoproto.store.torchstore.engine import StoreSpec
+    from neoproto.store.torchstore.actors import StoreSpec
     from neoproto.store.torchstore.in_place import InPlaceWriter
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Actor, endpoint, get_or_spawn_controller
 
-from neoproto.engines.monarch import rename_controller
 from neoproto.errors import StoreClosed
+from neoproto.private_api.monarch import rename_controller
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.stock import StockStrategy

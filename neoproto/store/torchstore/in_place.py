@@ -19,8 +19,8 @@ import torch
 
 from neoproto.errors import StoreError
 from neoproto.store.base import Location, ObjectRef, ValueInfo, new_generation
+from neoproto.store.messages import DeletedValue
 from neoproto.store.shm import Reservation, SegmentWriter, SharedVolume
-from neoproto.store.wire import DeletedValue
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.client import StoreClient

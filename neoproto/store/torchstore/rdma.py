@@ -17,7 +17,7 @@ import numpy as np
 from monarch.rdma import RDMABuffer, is_ibverbs_available
 
 from neoproto.store.codec import Parts
-from neoproto.store.wire import RdmaOffer, ValueReply
+from neoproto.store.messages import RdmaOffer, ValueReply
 
 OFFER_BYTES = 1 << 20
 """Values of at least this size are offered, smaller ones are sent: registering memory costs a message too."""

@@ -3,8 +3,8 @@
     client's loop ──(reply port, number, method, arguments)──> thread ──> actor's loop: the method
                   <─────────────(number, succeeded, result or exception)────────┘
 
-Ports are faster than endpoints (`neoproto.engines.monarch_ports`), but a caller does not learn that the other
-side has died; so one that waits for long asks by endpoint whether the other side lives.
+Ports (`neoproto.private_api.monarch_ports`) are faster than endpoints, but a caller does not learn that the
+other side has died; so one that waits for long asks by endpoint whether the other side lives.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from neoproto.engines.monarch_ports import Address, Inbox
 from neoproto.errors import NeoProtoError, StoreError
-from neoproto.store.wire import text_of
+from neoproto.private_api.monarch_ports import Address, Inbox
+from neoproto.store.messages import text_of
 
 _PATIENCE_S = 2.0
 

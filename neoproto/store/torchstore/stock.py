@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 # First: it sets what TorchStore, when it is imported, would set itself, with a banner.
-from neoproto.engines.monarch import endpoint_method
+from neoproto.private_api.monarch import endpoint_method
 
 # isort: split
 

@@ -25,7 +25,7 @@ from neoproto.runtime.placement import Block
     [
         (
             "index",
-            "The actor <root>.<neoproto.store.torchstore.engine.Index index{'hosts': 0/1, 'index': 0/1}> and "
+            "The actor <root>.<neoproto.store.torchstore.actors.Index index{'hosts': 0/1, 'index': 0/1}> and "
             "all its descendants have failed:\n  the process this actor was running on failed: Killed(sig=9)",
             True,
         ),

@@ -9,7 +9,7 @@ import pytest
 
 from meshes.common.bootstrap import LOG_VARIABLE
 from meshes.monarch.commands import WarmCommands
-from neoproto.engines import monarch as engine
+from neoproto.private_api import monarch as private
 from neoproto.runtime.backend import Preload
 
 Made = tuple[Sequence[str], Mapping[str, str]]
@@ -18,7 +18,7 @@ Made = tuple[Sequence[str], Mapping[str, str]]
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> WarmCommands:
     """Commands come as (arguments, environment)."""
-    monkeypatch.setattr(engine, "bootstrap_command", lambda _, arguments, env: (arguments, env))
+    monkeypatch.setattr(private, "bootstrap_command", lambda _, arguments, env: (arguments, env))
     expected = [Preload(modules=("json",), env={"OMP_NUM_THREADS": "1"})]
     return WarmCommands(tmp_path, {"OF_RUN": "1"}, expected)
 

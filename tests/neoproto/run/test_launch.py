@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_processes")
 IMPORTS = """
 import sys
 import neoproto.run.cli, neoproto.run.launch
-import meshes.monarch.backend, meshes.monarch.sdk, neoproto.store.torchstore.engine
+import meshes.monarch.backend, meshes.monarch.sdk, neoproto.store.torchstore.actors
 import monarch.actor, monarch.job
 import neoproto.data.tasks
 print(sorted({"torch", "transformers", "vllm", "reasoning_gym"} & sys.modules.keys()))

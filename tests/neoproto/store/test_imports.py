@@ -7,7 +7,7 @@ import sys
 def test_processes_that_only_move_bytes_do_not_import_torch() -> None:
     """It takes them seconds and hundreds of megabytes: index, volumes, registry, workers without tensors."""
     program = (
-        "import sys, meshes.monarch.container, neoproto.store.torchstore.engine as engine;"
+        "import sys, meshes.monarch.container, neoproto.store.torchstore.actors as engine;"
         "import neoproto.store.codec as codec;"
         "value = {'a': [1, b'x' * 1000], 'b': __import__('numpy').arange(5)};"
         "codec.decode(*codec.encode(value));"

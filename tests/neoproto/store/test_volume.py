@@ -18,9 +18,9 @@ from neoproto.store import volume as volume_module
 from neoproto.store.base import ObjectRef
 from neoproto.store.codec import decode, encode
 from neoproto.store.counters import REPORTED
+from neoproto.store.messages import DeletedValue, SentValue, ValueRequest
 from neoproto.store.shm import SharedVolume
 from neoproto.store.volume import VolumeContents, VolumeOptions, volume_ids
-from neoproto.store.wire import DeletedValue, SentValue, ValueRequest
 from tests.neoproto.store.shm_host import MIB, Host, big, names
 
 NO_STATS = ("a client", dict.fromkeys(REPORTED, 0))

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from neoproto.store.messages import ValueReply
 from neoproto.store.torchstore import rdma
 from neoproto.store.torchstore.rdma import OFFER_BYTES, RdmaOffers, fetch
-from neoproto.store.wire import ValueReply
 
 
 class Buffer:

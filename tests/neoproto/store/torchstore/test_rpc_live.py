@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from neoproto.engines import monarch as engine
-from neoproto.engines.monarch_ports import Inbox
 from neoproto.errors import StoreError, StoreFull
+from neoproto.private_api import monarch as private
+from neoproto.private_api.monarch_ports import Inbox
 from neoproto.store.torchstore.rpc import RpcClient, RpcServer
 
 pytestmark = pytest.mark.live
@@ -40,7 +40,7 @@ class Methods:
 @pytest.fixture
 def talk():
     """Runs a coroutine function with a function that calls, and the methods that are called."""
-    engine.pin_context(client=True)
+    private.pin_context(client=True)
 
     def run(body):
         async def main():

@@ -10,7 +10,7 @@ import torch
 
 from neoproto.errors import KeyMissing, StoreError, StoreFull
 from neoproto.store import shm
-from tests.neoproto.store.torchstore.test_engine_live import Cluster
+from tests.neoproto.store.torchstore.test_actors_live import Cluster
 from tests.neoproto.store.torchstore.two_hosts import check_two_hosts
 
 pytestmark = pytest.mark.live

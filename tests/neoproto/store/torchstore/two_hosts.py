@@ -70,7 +70,7 @@ def control(address, *hosts):
     """Run a store and two workers on two hosts, check them, and say so."""
     from monarch.actor import attach_to_workers, enable_transport
 
-    from tests.neoproto.store.torchstore.test_engine_live import Cluster
+    from tests.neoproto.store.torchstore.test_actors_live import Cluster
 
     enable_transport(address)
     mesh = attach_to_workers(name="hosts", ca="trust_all_connections", workers=list(hosts))

@@ -23,7 +23,7 @@ from neoproto.text import shown_with_type
 from neoproto.user_code import error_place, load_function, run_users
 
 FIELD = "algorithm.custom_advantage_function"
-Estimator = Callable[[AdvantageInputs, AdvantageOptions], Estimate]
+EstimatorFunction = Callable[[AdvantageInputs, AdvantageOptions], Estimate]
 
 
 def advantage_options(config: RunConfig) -> AdvantageOptions:
@@ -37,7 +37,7 @@ def advantage_options(config: RunConfig) -> AdvantageOptions:
     )
 
 
-def chosen_estimator(config: RunConfig) -> Estimator:
+def chosen_estimator(config: RunConfig) -> EstimatorFunction:
     """The estimator that `algorithm` names. A file of the user's is imported again on every call.
 
     Raises:

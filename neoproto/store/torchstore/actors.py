@@ -19,21 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import neoproto.engines.monarch  # noqa: F401 - first: it sets the environment that Monarch reads when imported
+import neoproto.private_api.monarch  # noqa: F401 - first: it sets the environment that Monarch reads when imported
 
 # isort: split
 
 from monarch.actor import Actor, current_rank, endpoint
 
-from neoproto.engines.monarch_ports import Address
 from neoproto.errors import StoreClosed, StoreError
+from neoproto.private_api.monarch_ports import Address
 from neoproto.store.base import Location, ObjectRef
-from neoproto.store.shm import remove_files
-from neoproto.store.torchstore.directory import close_directory, open_directory
-from neoproto.store.torchstore.rdma import RdmaOffers, available
-from neoproto.store.torchstore.rpc import RpcServer
-from neoproto.store.volume import VolumeContents, VolumeOptions, volume_ids
-from neoproto.store.wire import (
+from neoproto.store.messages import (
     DeletedValue,
     KeyLocation,
     SentValue,
@@ -41,6 +36,11 @@ from neoproto.store.wire import (
     ValueRequest,
     text_of,
 )
+from neoproto.store.shm import remove_files
+from neoproto.store.torchstore.directory import close_directory, open_directory
+from neoproto.store.torchstore.rdma import RdmaOffers, available
+from neoproto.store.torchstore.rpc import RpcServer
+from neoproto.store.volume import VolumeContents, VolumeOptions, volume_ids
 
 if TYPE_CHECKING:
     from neoproto.store.torchstore.stock import StockIndex, StockVolume

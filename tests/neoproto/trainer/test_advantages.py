@@ -14,8 +14,8 @@ from neoproto.algorithms.advantages import AdvantageInputs, AdvantageOptions
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
 from neoproto.errors import AdvantageError, ConfigError, NeoProtoError
+from neoproto.trainer.advantages import check_estimator, chosen_estimator, made_up_inputs
 from neoproto.trainer.checkpoint.restarts import of_a_process
-from neoproto.trainer.estimators import check_estimator, chosen_estimator, made_up_inputs
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.step import StepSettings, ppo_step
 from neoproto.user_code import noted_interrupts

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from neoproto.engines import monarch as engine
+from neoproto.private_api import monarch as private
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,12 @@ class Inbox:
         self._sink = sink
         self._closed = False
         self._targets: dict[Address, tuple[Any, bool]] = {}
-        self.address, self._receive = engine.open_port(self._instance)
+        self.address, self._receive = private.open_port(self._instance)
         self._thread = threading.Thread(
             target=self._context.copy().run, args=(self._run,), name=name, daemon=True
         )
         self._thread.start()
-        if engine.client_exists() or not engine.private_api():
+        if private.client_exists() or not private.private_api():
             # Registered after Monarch's own, so it runs before: what arrives later must find no thread that
             # would then ask for the lock of an interpreter that ends. Workers leave without ending theirs.
             atexit.register(self.close)
@@ -78,9 +78,9 @@ class Inbox:
         for address in addresses:
             if address not in targets:
                 # Two threads may both make one; either will do.
-                target = self._context.copy().run(engine.sending_port, address, self._instance)
+                target = self._context.copy().run(private.sending_port, address, self._instance)
                 targets[address] = target
-        engine.send(payload, [targets[address] for address in addresses])
+        private.send(payload, [targets[address] for address in addresses])
 
     def close(self) -> None:
         """End the thread: nothing is handed on from now on. Closing twice is harmless."""

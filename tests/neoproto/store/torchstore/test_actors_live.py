@@ -23,8 +23,8 @@ class Cluster:
         """`mesh` has that many hosts; if None, they are processes of this machine."""
         from monarch.job import ProcessJob
 
+        from neoproto.store.torchstore.actors import StoreServer
         from neoproto.store.torchstore.client import StoreClient
-        from neoproto.store.torchstore.engine import StoreServer
         from tests.neoproto.store.torchstore.live_actors import Worker
 
         self.job = ProcessJob({"hosts": hosts}) if mesh is None else None
@@ -190,8 +190,8 @@ def test_stock_torchstore_clients_share_the_store(cluster):
 
 def test_stores_side_by_side_do_not_see_each_other(cluster):
     """Nor does closing one, or a client of it, touch the other."""
+    from neoproto.store.torchstore.actors import StoreServer
     from neoproto.store.torchstore.client import StoreClient
-    from neoproto.store.torchstore.engine import StoreServer
 
     start = StoreServer.start(
         procs=cluster.store_procs,
@@ -220,8 +220,8 @@ def test_stores_side_by_side_do_not_see_each_other(cluster):
 
 def test_a_store_takes_over_the_directory_of_one_that_closed(cluster):
     """Names lead to their own store, closed ones to nobody's, and the program does not grow with each."""
+    from neoproto.store.torchstore.actors import StoreServer
     from neoproto.store.torchstore.client import StoreClient
-    from neoproto.store.torchstore.engine import StoreServer
 
     def opened(name):
         start = StoreServer.start(

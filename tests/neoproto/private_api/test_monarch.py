@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from neoproto.engines import monarch as engine
-from neoproto.engines.monarch import Use
+from neoproto.private_api import monarch as private
+from neoproto.private_api.monarch import Use
 
 
 def test_monarch_has_every_private_name() -> None:
-    assert engine.missing() == []
+    assert private.missing() == []
 
 
 @pytest.mark.parametrize(
@@ -22,23 +22,23 @@ def test_monarch_has_every_private_name() -> None:
     ],
 )
 def test_a_name_that_is_gone_is_said_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(engine, "PRIVATE", {**engine.PRIVATE, name: Use("Something needs it.", "Nothing.")})
-    assert engine.missing() == [f"Monarch has no {name} any more. Something needs it."]
+    monkeypatch.setattr(private, "PRIVATE", {**private.PRIVATE, name: Use("Something needs it.", "Nothing.")})
+    assert private.missing() == [f"Monarch has no {name} any more. Something needs it."]
 
 
 def test_every_use_has_its_reason_and_what_is_done_instead() -> None:
-    assert all(use.reason.endswith(".") and use.instead.endswith(".") for use in engine.PRIVATE.values())
+    assert all(use.reason.endswith(".") and use.instead.endswith(".") for use in private.PRIVATE.values())
 
 
 def test_a_name_that_is_not_listed_is_refused() -> None:
     with pytest.raises(AssertionError, match="is not in the list"):
-        engine._private("monarch._src.actor.actor_mesh:_context")
+        private._private("monarch._src.actor.actor_mesh:_context")
 
 
 def test_no_private_name_is_used_when_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_allowed", False)
+    monkeypatch.setattr(private, "_allowed", False)
     with pytest.raises(AssertionError, match="private_api is false"):
-        engine._private("monarch._src.actor.actor_mesh:Port._send_message")
+        private._private("monarch._src.actor.actor_mesh:Port._send_message")
 
 
 class Job:
@@ -53,10 +53,10 @@ class Job:
 
 
 def test_a_job_is_judged_by_its_public_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_allowed", False)
+    monkeypatch.setattr(private, "_allowed", False)
     alive = Job()
-    assert engine.applied_job(alive) is alive
-    assert engine.applied_job(Job(active=False)) is engine.applied_job(Job(runs=False)) is None
-    assert engine.host_pids(alive) == {}
-    assert engine.declared_meshes(alive) is None
-    assert not engine.rename_controller("name", object())
+    assert private.applied_job(alive) is alive
+    assert private.applied_job(Job(active=False)) is private.applied_job(Job(runs=False)) is None
+    assert private.host_pids(alive) == {}
+    assert private.declared_meshes(alive) is None
+    assert not private.rename_controller("name", object())

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from neoproto.engines import monarch as engine
-from neoproto.engines.monarch_ports import Inbox
+from neoproto.private_api import monarch as private
+from neoproto.private_api.monarch_ports import Inbox
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture(params=[True, False], ids=["private", "public"])
 def inbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inbox]:
-    monkeypatch.setattr(engine, "_allowed", request.param)
-    engine.pin_context(client=True)
+    monkeypatch.setattr(private, "_allowed", request.param)
+    private.pin_context(client=True)
     made = Inbox("inbox")
     yield made
     made.close()
@@ -40,8 +40,8 @@ def test_messages_arrive_in_order_from_every_thread_and_survive_one_that_cannot_
     inbox.set_sink(take)
     address = inbox.address
     with caplog.at_level(logging.WARNING):
-        engine.send(b"no pickle", [engine.sending_port(address, inbox._instance)])
-        engine.send(pickle.dumps(("too", "many", "items")), [engine.sending_port(address, inbox._instance)])
+        private.send(b"no pickle", [private.sending_port(address, inbox._instance)])
+        private.send(pickle.dumps(("too", "many", "items")), [private.sending_port(address, inbox._instance)])
         others = [
             threading.Thread(target=lambda who=who: [inbox.send((who, i), address) for i in range(100)])
             for who in "ab"

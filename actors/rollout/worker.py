@@ -38,22 +38,38 @@ _VALIDATION_SEED_VERSION = -1
 that two validations differ by what was learnt and not by luck."""
 
 
-class Rollout:
-    """What a rollout worker does, without its process.
+class RolloutWorker(Worker):
+    """One replica. Calls overlap: requests of several callers run in one batch.
 
     Args:
         options: see there.
-        engine: generates, on the weights of the model folder (version 0) until others are loaded.
+        engine: generates, on the weights of the model folder (version 0) until others are loaded; by default
+            that of the options.
     """
 
-    def __init__(self, options: RolloutOptions, engine: RolloutEngine) -> None:
-        self._options, self._engine = options, engine
+    def __init__(self, options: RolloutOptions, engine: RolloutEngine | None = None) -> None:
+        self._options = options
+        self._engine = build_engine(options.engine) if engine is None else engine
         self._agent: UpdateAgent | None = None
         self._tokens = self._samples = 0
         self._seconds = 0.0
 
-    async def generate(self, prompts: DataProto) -> DataProto:
-        """Sample n answers a prompt; see `RolloutWorker.generate_sequences`."""
+    @register(dispatch_mode=SPREAD)
+    async def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """Sample answers to a batch of prompts.
+
+        Args:
+            prompts: `prompts` int64 [B, P], left-padded, and `prompt_len` int64 [B] (without it, leading
+                padding tokens are padding); `uid` and any other non-tensor columns. Its meta_info may hold
+                `validate` (bool), and then `greedy` (bool) and `n` (int), which replace the options' own.
+
+        Returns:
+            B·n rows, the samples of a prompt next to each other, with the columns of `make_columns`, and the
+            non-tensor columns and meta_info of `prompts`.
+
+        Raises:
+            RolloutError: the engine has failed, or broke its contract.
+        """
         start = time.perf_counter()
         meta = prompts.meta_info
         n, sampling = self._drawing(meta)
@@ -88,8 +104,21 @@ class Rollout:
             meta_info=dict(meta),
         )
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def attach_registry(self, registry: Group, replica: str | None = None) -> None:
+        """Take weights from the registry of this worker group.
+
+        Args:
+            replica: what to report as; `{group name}/{rank}` by default.
+
+        Raises:
+            RolloutError: there is one already, or no object store to read weights from.
+        """
+        replica = f"{self.group_name}/{self.rank}" if replica is None else replica
+        self.attach(GroupRegistry(registry), _store(), replica)
+
     def attach(self, registry: WeightRegistry, store: ObjectStore, replica: str) -> None:
-        """Take weights from this registry from now on; see `RolloutWorker.attach_registry`."""
+        """Take weights from this registry from now on; see `attach_registry`."""
         if self._agent is not None:
             raise RolloutError(f"replica {replica} has a weight registry already")
         transport = make_transport(store, self._options.transport)
@@ -107,7 +136,32 @@ class Rollout:
             raise RolloutError("no weight registry was attached to this replica (attach_registry)")
         return self._agent
 
-    def stats(self) -> dict[str, float]:
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def run_agent(self) -> None:
+        """Keep this replica's weights up to date, by its own `UpdateOptions`, until the call is cancelled.
+
+        Raises:
+            NeoProtoError: it cannot any more, see `UpdateAgent.run`.
+        """
+        await self.agent.run()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def update_weights(self, version: WeightVersion) -> None:
+        """Serve `version` or a newer one; it is served when this returns. What is loaded is the newest.
+
+        Raises:
+            WeightsNotReady (a ValueError): it is not published.
+            WeightMismatch: its names, shapes or dtypes are not the model's; the old weights are served on.
+            RolloutError: loading failed half-way; this replica generates nothing any more.
+        """
+        await self.agent.load(version)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def ping(self) -> None:
+        """Answer at once, whatever the engine's thread does: a sign of life."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def stats(self) -> dict[str, float]:
         """Figures since the start.
 
         Returns:
@@ -147,73 +201,6 @@ class Rollout:
         greedy = bool(meta.get("greedy", options.val_sampling.greedy))
         n = int(meta.get("n", options.engine.rollout.val_kwargs.n))
         return n, dataclasses.replace(options.val_sampling, greedy=greedy)
-
-
-class RolloutWorker(Worker):
-    """One replica. Calls overlap: requests of several callers run in one batch."""
-
-    def __init__(self, options: RolloutOptions) -> None:
-        self._rollout = Rollout(options, build_engine(options.engine))
-
-    @register(dispatch_mode=SPREAD)
-    async def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Sample answers to a batch of prompts.
-
-        Args:
-            prompts: `prompts` int64 [B, P], left-padded, and `prompt_len` int64 [B] (without it, leading
-                padding tokens are padding); `uid` and any other non-tensor columns. Its meta_info may hold
-                `validate` (bool), and then `greedy` (bool) and `n` (int), which replace the options' own.
-
-        Returns:
-            B·n rows, the samples of a prompt next to each other, with the columns of `make_columns`, and the
-            non-tensor columns and meta_info of `prompts`.
-
-        Raises:
-            RolloutError: the engine has failed, or broke its contract.
-        """
-        return await self._rollout.generate(prompts)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def attach_registry(self, registry: Group, replica: str | None = None) -> None:
-        """Take weights from the registry of this worker group.
-
-        Args:
-            replica: what to report as; `{group name}/{rank}` by default.
-
-        Raises:
-            RolloutError: there is one already, or no object store to read weights from.
-        """
-        replica = f"{self.group_name}/{self.rank}" if replica is None else replica
-        self._rollout.attach(GroupRegistry(registry), _store(), replica)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def run_agent(self) -> None:
-        """Keep this replica's weights up to date, by its own `UpdateOptions`, until the call is cancelled.
-
-        Raises:
-            NeoProtoError: it cannot any more, see `UpdateAgent.run`.
-        """
-        await self._rollout.agent.run()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def update_weights(self, version: WeightVersion) -> None:
-        """Serve `version` or a newer one; it is served when this returns. What is loaded is the newest.
-
-        Raises:
-            WeightsNotReady (a ValueError): it is not published.
-            WeightMismatch: its names, shapes or dtypes are not the model's; the old weights are served on.
-            RolloutError: loading failed half-way; this replica generates nothing any more.
-        """
-        await self._rollout.agent.load(version)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def ping(self) -> None:
-        """Answer at once, whatever the engine's thread does: a sign of life."""
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    async def stats(self) -> dict[str, float]:
-        """See `Rollout.stats`."""
-        return self._rollout.stats()
 
 
 def _store() -> ObjectStore:

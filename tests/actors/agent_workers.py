@@ -10,7 +10,7 @@ import torch
 
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.options import EngineOptions, RolloutOptions
-from actors.rollout.worker import Rollout, RolloutWorker
+from actors.rollout.worker import RolloutWorker
 from actors.weight_registry import GroupRegistry, RegistryWorker
 from neoproto.config import RolloutConfig
 from neoproto.runtime import Worker
@@ -49,7 +49,7 @@ class Replicas(RolloutWorker):
                 pace.wait(0.02)
 
         fake.on_step = on_step
-        self._rollout = Rollout(rollout_options(), EngineThread(lambda: fake))
+        super().__init__(rollout_options(), EngineThread(lambda: fake))
 
     async def in_flight(self) -> int:
         """Requests in the engine."""

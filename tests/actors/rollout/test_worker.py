@@ -14,7 +14,7 @@ import torch
 
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.options import EngineOptions, RolloutOptions, check_servable, rollout_env
-from actors.rollout.worker import Rollout, check_answers, make_columns, make_requests, unpadded
+from actors.rollout.worker import RolloutWorker, check_answers, make_columns, make_requests, unpadded
 from neoproto.config import RolloutConfig, ValKwargsConfig
 from neoproto.data import DataProto
 from neoproto.data.dispatch import join_rows, share_rows
@@ -72,12 +72,12 @@ def engine(fake: FakeEngine) -> Iterator[EngineThread]:
 
 
 @pytest.fixture
-def rollout(engine: EngineThread) -> Rollout:
-    return Rollout(options(), engine)
+def rollout(engine: EngineThread) -> RolloutWorker:
+    return RolloutWorker(options(), engine)
 
 
-def test_samples_lie_prompt_by_prompt_with_all_columns(rollout: Rollout) -> None:
-    out = asyncio.run(rollout.generate(prompts(2, validate=False, step=4)))
+def test_samples_lie_prompt_by_prompt_with_all_columns(rollout: RolloutWorker) -> None:
+    out = asyncio.run(rollout.generate_sequences(prompts(2, validate=False, step=4)))
     assert len(out) == 6
     assert list(out["uid"]) == ["q0"] * 3 + ["q1"] * 3
     assert list(out["data_source"]) == ["letters"] * 6
@@ -98,8 +98,8 @@ def test_samples_lie_prompt_by_prompt_with_all_columns(rollout: Rollout) -> None
     assert dtypes.pop("rollout_log_probs") is torch.float32
     assert dtypes.pop("truncated") is torch.bool
     assert set(dtypes.values()) == {torch.int64}
-    assert rollout.stats()["samples"] == 6
-    assert rollout.stats()["tokens"] == int(out["response_mask"].sum())
+    assert asyncio.run(rollout.stats())["samples"] == 6
+    assert asyncio.run(rollout.stats())["tokens"] == int(out["response_mask"].sum())
 
 
 def test_columns_by_hand() -> None:
@@ -160,17 +160,17 @@ def test_each_sample_has_the_seed_of_its_uid_index_and_version() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
 @pytest.mark.parametrize("stored", [False, True])
-def test_the_number_of_replicas_changes_nothing(rollout: Rollout, replicas: int, stored: bool) -> None:
+def test_the_number_of_replicas_changes_nothing(rollout: RolloutWorker, replicas: int, stored: bool) -> None:
     from neoproto.store import use_store
 
     async def spread(batch: DataProto) -> DataProto:
         shares = share_rows(batch, replicas)
         assert len(shares) == replicas
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        return join_rows([await rollout.generate(share) for share in shares])
+        return join_rows([await rollout.generate_sequences(share) for share in shares])
 
     def run() -> None:
-        whole = asyncio.run(rollout.generate(prompts(5)))
+        whole = asyncio.run(rollout.generate_sequences(prompts(5)))
         parts = asyncio.run(spread(prompts(5)))
         assert list(parts["uid"]) == list(whole["uid"])
         for name in whole.batch:
@@ -183,7 +183,9 @@ def test_the_number_of_replicas_changes_nothing(rollout: Rollout, replicas: int,
         run()
 
 
-def test_validation_draws_its_own_way_and_alike_on_all_weights(rollout: Rollout, fake: FakeEngine) -> None:
+def test_validation_draws_its_own_way_and_alike_on_all_weights(
+    rollout: RolloutWorker, fake: FakeEngine
+) -> None:
     seen: list[tuple[int, SamplingParams]] = []
     add = fake.add
 
@@ -195,7 +197,7 @@ def test_validation_draws_its_own_way_and_alike_on_all_weights(rollout: Rollout,
 
     def drawn(**meta: Any) -> list[tuple[int, SamplingParams]]:
         seen.clear()
-        asyncio.run(rollout.generate(prompts(2, **meta)))
+        asyncio.run(rollout.generate_sequences(prompts(2, **meta)))
         return list(seen)
 
     training = drawn(validate=False)
@@ -211,7 +213,7 @@ def test_validation_draws_its_own_way_and_alike_on_all_weights(rollout: Rollout,
     assert all(sampling.greedy for _, sampling in greedy)
 
 
-async def load(rollout: Rollout, n: int, dtype: str = "float32", name: str = "w") -> None:
+async def load(rollout: RolloutWorker, n: int, dtype: str = "float32", name: str = "w") -> None:
     store, registry, version = MemoryStore(), WeightRegistry(), WeightVersion(epoch=0, n=n)
     publisher = Publisher(store, options=WeightOptions(bucket_bytes=1 << 16, rollout_dtype=dtype))
     await registry.publish(publisher.publish(version, {name: torch.full((2,), float(n))}))
@@ -219,12 +221,14 @@ async def load(rollout: Rollout, n: int, dtype: str = "float32", name: str = "w"
     await rollout.agent.load(version)
 
 
-def test_a_published_version_is_loaded_and_named_in_every_token(rollout: Rollout, fake: FakeEngine) -> None:
+def test_a_published_version_is_loaded_and_named_in_every_token(
+    rollout: RolloutWorker, fake: FakeEngine
+) -> None:
     asyncio.run(load(rollout, 7))
     assert fake.loaded["w"].tolist() == [7.0, 7.0]
-    out = asyncio.run(rollout.generate(prompts(1)))
+    out = asyncio.run(rollout.generate_sequences(prompts(1)))
     assert set(out["weight_versions"][out["response_mask"] == 1].tolist()) == {7}
-    assert rollout.stats()["weight_version"] == 7
+    assert asyncio.run(rollout.stats())["weight_version"] == 7
 
 
 @pytest.mark.parametrize(
@@ -232,16 +236,16 @@ def test_a_published_version_is_loaded_and_named_in_every_token(rollout: Rollout
     [({"name": "other"}, "missing: w"), ({"dtype": "bfloat16"}, "w is bfloat16")],
 )
 def test_weights_of_another_model_or_dtype_are_refused(
-    rollout: Rollout, changes: dict[str, Any], said: str
+    rollout: RolloutWorker, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(WeightMismatch, match=said):
         asyncio.run(load(rollout, 1, **changes))
-    assert rollout.stats()["weight_version"] == 0
-    assert len(asyncio.run(rollout.generate(prompts(1)))) == 3
+    assert asyncio.run(rollout.stats())["weight_version"] == 0
+    assert len(asyncio.run(rollout.generate_sequences(prompts(1)))) == 3
 
 
 def test_a_replica_takes_weights_from_a_registry_and_seeds_follow_them(
-    rollout: Rollout, fake: FakeEngine
+    rollout: RolloutWorker, fake: FakeEngine
 ) -> None:
     async def main() -> None:
         with pytest.raises(RolloutError, match="no weight registry was attached"):
@@ -259,21 +263,21 @@ def test_a_replica_takes_weights_from_a_registry_and_seeds_follow_them(
         async def pause_and_ask(mode: PauseMode, drain_s: float) -> None:
             nonlocal early
             await pause(mode, drain_s)
-            early = asyncio.create_task(rollout.generate(prompts(2)))
+            early = asyncio.create_task(rollout.generate_sequences(prompts(2)))
             await asyncio.sleep(0)  # it waits for the gate now
 
         rollout._engine.pause = pause_and_ask  # type: ignore[method-assign]
         await rollout.agent.load(WeightVersion(epoch=0, n=2))
         assert await registry.serving() == {"rollout/0": WeightVersion(epoch=0, n=2)}
         assert early is not None
-        first, again = await early, await rollout.generate(prompts(2))
+        first, again = await early, await rollout.generate_sequences(prompts(2))
         assert set(first["weight_versions"][first["response_mask"] == 1].tolist()) == {2}
         for name in first.batch:
             assert torch.equal(first[name], again[name]), name
 
     asyncio.run(main())
     assert fake.loaded["w"].tolist() == [2.0, 2.0]
-    figures = rollout.stats()
+    figures = asyncio.run(rollout.stats())
     assert (figures["weight_version"], figures["weight_loads"], figures["torn_reads"]) == (2, 1, 0)
     assert 0 < figures["load_seconds"] <= figures["pause_seconds"] <= figures["update_seconds"]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +139,20 @@ def test_the_loop_trains_on_the_best_sample_of_each_prompt(tmp_path: Path) -> No
     assert masks == [[False, True, False, True]] * 2
     logged = [row for _, row in recorder.steps_logged()]
     assert [(row["best_of_n/chosen"], row["critic/score/max"]) for row in logged] == [(1.0, 1.0)] * 2
+
+
+def test_the_table_of_what_is_built_in_names_it_all() -> None:
+    _, _, text = EXTENDING.partition("## Built in")
+    rows = re.findall(r"^\| [a-z ]+ \| `[\w.]+` \| `neoproto/([\w/]+)` \| (.*) \|$", text, re.MULTILINE)
+    named = {folder.replace("/", "."): re.findall(r"`(\w+)`", names) for folder, names in rows}
+    there = {
+        name: list(getattr(importlib.import_module(f"neoproto.{name}"), registry))
+        for name, registry in {
+            "algorithms.estimators": "ESTIMATORS",
+            "algorithms.losses": "POLICY_LOSSES",
+            "rewards.builtin": "REWARDS",
+            "rollout.engines": "ENGINES",
+            "weights.transports": "TRANSPORTS",
+        }.items()
+    }
+    assert named == there

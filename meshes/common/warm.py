@@ -205,9 +205,17 @@ class WarmParent(ABC):
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
-    def warm_up(self) -> None:
-        """Import, in the environment that this process has now."""
-        self._base = dict(os.environb)
+    def warm_up(
+        self, wanted: Mapping[bytes, bytes] | None = None, made: Mapping[bytes, bytes | None] | None = None
+    ) -> None:
+        """Import, in the environment that this process has now.
+
+        Args:
+            wanted: what it was made with; None is what it has now.
+            made: what imports of its parent have changed of that.
+        """
+        before = dict(os.environb)
+        self._base = before if wanted is None else dict(wanted)
         for name in self._modules:
             try:
                 importlib.import_module(name)
@@ -215,10 +223,10 @@ class WarmParent(ABC):
                 # The worker that needs it fails by itself, where its reason is looked for.
                 say(f"{name} cannot be imported\n{traceback.format_exc()}")
         after = dict(os.environb)
-        self._made = {
+        self._made = {**(made or {})} | {
             name: after.get(name)
-            for name in self._base.keys() | after.keys()
-            if after.get(name) != self._base.get(name)
+            for name in before.keys() | after.keys()
+            if after.get(name) != before.get(name)
         }
         # What is here now is shared with the workers: their collector must not write to it.
         gc.collect()
@@ -297,11 +305,17 @@ class WarmParent(ABC):
             return self._unsafe
         if request.modules != self._modules:
             return f"it needs {' '.join(request.modules)}"
-        if wrong := unfit_variables(request.env, self._base):
+        if wrong := self._unfit(request.env):
             return f"of its own it has {', '.join(wrong)}"
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
             return f"there are {threads} threads"
         return ""
+
+    def _unfit(self, wanted: Mapping[bytes, bytes]) -> list[str]:
+        """Names of variables for which a child would not be the same as a process of its own."""
+        # What a module makes of another value than it has found here is not known.
+        changed = [os.fsdecode(name) for name in self._made if wanted.get(name) != self._base.get(name)]
+        return sorted({*changed, *unfit_variables(wanted, self._base)})
 
     def _become(self, request: Request) -> NoReturn:
         """In a child: be the worker. The stack below is the parent's, and is never returned to."""
@@ -347,7 +361,9 @@ class Root(WarmParent):
         return None
 
     def pass_on(self, request: Request) -> bool:
-        channel = self._branches.get(request.modules) or self._branch(request.modules, request.env)
+        channel = self._branches.get(request.modules)
+        if channel is None:
+            channel = self._branch(request.modules, request.env, request)
         if channel is None:
             return False
         try:
@@ -368,33 +384,50 @@ class Root(WarmParent):
         env = {os.fsencode(name): os.fsencode(value) for name, value in plan.env.items()}
         self._branch(plan.modules, self._base | env)
 
-    def _branch(self, modules: tuple[str, ...], env: Mapping[bytes, bytes]) -> socket.socket | None:
-        """Fork a branch; None where it would not be the same as a process of its own."""
+    def _branch(
+        self, modules: tuple[str, ...], env: Mapping[bytes, bytes], request: Request | None = None
+    ) -> socket.socket | None:
+        """Fork a branch; None where it would not be the same as a process of its own, or cannot be made.
+
+        Args:
+            request: what it is made for, if that is here already.
+        """
         unfit = [
             name
-            for name in unfit_variables(env, self._base)
+            for name in self._unfit(env)
             if name not in OF_BRANCHES and not name.startswith(OF_BRANCHES_PREFIXES)
         ]
         if self._unsafe or unfit or modules[: len(self._modules)] != self._modules:
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if not os.fork():
-            self._become_branch(modules, env, ours, theirs)
-        theirs.close()
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                if not os.fork():
+                    self._become_branch(modules, env, ours, theirs, request)
+        except OSError as error:
+            say(f"no branch: {error}")
+            return None
         ours.setblocking(False)
         self._branches[modules] = ours
         return ours
 
     def _become_branch(
-        self, modules: tuple[str, ...], env: Mapping[bytes, bytes], ours: socket.socket, theirs: socket.socket
+        self,
+        modules: tuple[str, ...],
+        env: Mapping[bytes, bytes],
+        ours: socket.socket,
+        theirs: socket.socket,
+        request: Request | None,
     ) -> NoReturn:
         """In a child: be a branch, as long as there is a root."""
         try:
             self.release()
             ours.close()
+            if request is not None:  # it comes by the socket, as all do
+                request.close()
             apply_environment(env, self._base, self._made)
             branch = Branch(self._entry, modules, theirs, self._host)
-            branch.warm_up()
+            branch.warm_up(env, self._made)
             branch.serve()
         except BaseException:  # noqa: BLE001 - said, and the process ends
             traceback.print_exc()

@@ -54,7 +54,9 @@ def main() -> None:
     own, command = rest[: int(count)], rest[int(count) :]
     plan = os.environ.pop(PLAN_VARIABLE)
     host = os.getppid()
-    parent = connect(host, own, plan, float(wait_s))
+    # One that has been adopted has lost its host; a parent would live as long as what has adopted it.
+    adopted = os.getsid(host) != os.getsid(0)
+    parent = None if adopted else connect(host, own, plan, float(wait_s))
     if parent is not None and modules:
         end_with_host(signal.SIGKILL, host)
         pass_signals_on()
@@ -133,7 +135,7 @@ def _become_parent(host: int, listener: socket.socket, own: Sequence[str], plan:
 def ask(parent: socket.socket, modules: str, lifeline: int) -> bool:
     """Ask for the worker. In a file, so that nothing waits for the parent, which may be importing."""
     request = os.memfd_create("request")
-    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(".", os.O_PATH | os.O_DIRECTORY)  # it need not be readable
     environment = b"\0".join(name + b"=" + value for name, value in os.environb.items())
     with open(request, "wb", closefd=False) as file:
         file.write(modules.encode() + b"\0" + environment)

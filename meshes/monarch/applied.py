@@ -278,7 +278,14 @@ class AppliedHosts:
         from meshes.monarch.probe import guard_name
 
         env = {CACHE_VARIABLE: report.cache_dir, **self._env, "TMPDIR": report.tmp_dir}
-        return Node(env=env, gpus=report.gpus, name=guard_name(mesh, report.node), machine=report.machine)
+        return Node(
+            env=env,
+            gpus=report.gpus,
+            name=guard_name(mesh, report.node),
+            machine=report.machine,
+            # Monarch knows of no warm parent, and so does not end it with the processes that it has started.
+            warm=report.unguarded is None,
+        )
 
     def _reports(self, meshes: Mapping[str, Any]) -> dict[str, list[HostReport]]:
         """The probes' answers, by mesh and in the order of hosts. Call it in `run_blocking`."""

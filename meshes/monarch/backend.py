@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshes.common import procs
@@ -186,7 +187,7 @@ class MonarchBackend:
             name=f"{options.options['store_name_prefix']}_{options.run_id}",
             strategy=options.options["store_strategy"],
             timeout_s=options.options["store_timeout_s"],
-            command=fresh_command if self._warm is None else self._warm.starting,
+            command=self._store_command,
             guard_shm=self._guard_shm,
             closing=self._closing,
         )
@@ -204,6 +205,12 @@ class MonarchBackend:
     def store_processes(self) -> Mapping[str, Sequence[ProcessInfo]]:
         """The store's processes on this machine."""
         return self._store_processes
+
+    def _store_command(self, log_path: Path, host: Node) -> Any:
+        """How to start a process of the store."""
+        if self._warm is None or not host.warm:
+            return fresh_command(log_path, host.env)
+        return self._warm.starting(log_path, host.env)
 
     def close_store(self, timeout_s: float) -> None:
         """Close the global store."""
@@ -302,8 +309,12 @@ class MonarchBackend:
     def _watch_parents(self, group: MonarchGroup) -> None:
         """Watch the warm parents that are new. One that is stopped is killed: it would be waited for."""
         assert self._deaths is not None
+        run_id = self._options.run_id
         for info in group.processes:
-            if info.parent and is_local(info, self._options.run_id) and info.parent not in self._parents:
+            if not info.parent or info.parent in self._parents or not is_local(info, run_id):
+                continue
+            # A worker whose parent has just died names what has adopted it, which is not ours to kill.
+            if is_marked(info.parent, run_id):
                 self._parents.add(info.parent)
                 self._deaths.watch(PARENT_KEY, info.parent, info.parent)
 
@@ -449,7 +460,7 @@ class MonarchGroup:
             own["CUDA_VISIBLE_DEVICES"] = host.gpu(block.first_device + device)
         own |= self.request.env
         log_path = self.request.log_dir / f"rank{point.rank}.log"
-        if self._warm is None or not self.request.preload or on_gpu:
+        if self._warm is None or not self.request.preload or on_gpu or not host.warm:
             # What looks for GPUs when it is imported, as vLLM does, is not known to bear a fork after that.
             return fresh_command(log_path, {**host.env, **own})
         preload = Preload(modules=self.request.preload, env=self.request.env)

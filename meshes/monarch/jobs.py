@@ -29,12 +29,14 @@ class Node:
         gpus: what `CUDA_VISIBLE_DEVICES` calls its GPUs; empty if it has none, or they are not known.
         name: what its guardian is called; None where the controller's own sees to it.
         machine: its `machine_id`; "" is the controller's.
+        warm: it may have a warm parent: something there ends that with the run.
     """
 
     env: Mapping[str, str]
     gpus: tuple[str, ...] = ()
     name: str | None = None
     machine: str = ""
+    warm: bool = True
 
     def gpu(self, device: int) -> str:
         """The `CUDA_VISIBLE_DEVICES` of one device."""

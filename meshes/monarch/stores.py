@@ -8,7 +8,7 @@ import os
 import pickle
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from meshes.common import procs
 from meshes.common.bootstrap import LOG_VARIABLE
 from meshes.common.guardian import marked_processes
 from meshes.monarch import sdk
-from meshes.monarch.jobs import Nodes
+from meshes.monarch.jobs import Node, Nodes
 from neoproto.errors import RuntimeClosed
 from neoproto.runtime.backend import ProcessInfo
 from neoproto.runtime.worker import WorkerIdentity
@@ -42,7 +42,7 @@ class GlobalStore:
         name: str,
         strategy: str,
         timeout_s: float,
-        command: Callable[[Path, Mapping[str, str]], Any],
+        command: Callable[[Path, Node], Any],
         guard_shm: Callable[[str], None],
         closing: Future[None],
     ) -> None:
@@ -53,7 +53,7 @@ class GlobalStore:
             name: unique to the run.
             strategy: "host" or "local_rank".
             timeout_s: of starting, and of one operation.
-            command: how a process is started, by its log and its environment.
+            command: how a process is started, by its log and its host.
             guard_shm: gets the prefix of the store's files in shared memory, before there are any.
             closing: once it is done, the start is not waited for.
         """
@@ -93,15 +93,13 @@ class GlobalStore:
             per_host={"volumes": count},
             name="np-volumes",
             bootstrap_command=lambda point: self._command(
-                self._log_dir / f"volume{point.rank}.log", hosts.nodes[point.rank // count].env
+                self._log_dir / f"volume{point.rank}.log", hosts.nodes[point.rank // count]
             ),
         )
         index = beside_controller.mesh.spawn_procs(
             per_host={"index": 1},
             name="np-index",
-            bootstrap_command=lambda _: self._command(
-                self._log_dir / INDEX_LOG, beside_controller.nodes[0].env
-            ),
+            bootstrap_command=lambda _: self._command(self._log_dir / INDEX_LOG, beside_controller.nodes[0]),
         )
         self._procs = [volumes, index]
         if self._closing.done():

@@ -408,8 +408,9 @@ class Runtime(RuntimeBase):
             threading.Thread(
                 target=_attempt, args=(lambda key=key: self._close_group(key, drain_s),), daemon=True
             )
-            for key in [group.key for group in self._open_groups()]
-            if key not in self._owners  # those of workers go with their workers
+            for key, group in list(self._tracker.groups.items())
+            # One that another thread is closing is waited for. Those of workers go with their workers.
+            if key not in self._owners and (group.closed is None or group.closing.locked())
         ]
         for thread in threads:
             thread.start()

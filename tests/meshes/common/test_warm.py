@@ -300,6 +300,84 @@ def test_a_branch_that_was_not_planned_is_made(host: Host) -> None:
     assert len(host.parents()) == 2
 
 
+def test_a_branch_keeps_nothing_of_the_worker_that_it_was_made_for(host: Host) -> None:
+    """Its output, for one, has not ended as long as it is open somewhere."""
+    host.worker()
+    stub, report = host.worker(modules=("colorsys", "wave"))
+    stub.kill()
+    # The socket by which requests come, and the pipe by which signals wake it.
+    wait_until(lambda: sorted(kinds_of_files(report["parent"])) == ["pipe", "pipe", "socket"])
+
+
+def kinds_of_files(pid: int) -> list[str]:
+    """Of what it has open beside its output and its host's pidfd."""
+    folder = Path(f"/proc/{pid}/fd")
+    names = [os.readlink(one) for one in folder.iterdir() if int(one.name) > 2]
+    return [name.partition(":")[0] for name in names if "pidfd" not in name]
+
+
+def test_a_branch_has_what_modules_of_the_root_do_to_the_environment(host: Host) -> None:
+    host.module("sets", "import os\nos.environ['MADE'] = 'here'")
+    host.plan = make_plan(str(host.folder), ENTRY, [(("sets",), {})])
+    host.worker(modules=("sets",))
+    _, report = host.worker(modules=("sets", "wave"))
+    assert is_forked(report)
+    assert report["environment"]["MADE"] == "here"
+
+
+def test_a_worker_that_wants_otherwise_what_a_module_has_set_is_fresh(host: Host) -> None:
+    """In a process of its own the module finds that: `setdefault` leaves it as it is."""
+    host.module("sets", "import os\nos.environ.setdefault('NEOPROTO_X', 'by default')")
+    host.plan = make_plan(str(host.folder), ENTRY, [(("sets",), {})])
+    host.worker(modules=("sets",))
+    _, report = host.worker(modules=("sets",), env={"NEOPROTO_X": "chosen"})
+    assert report["environment"]["NEOPROTO_X"] == "chosen"
+
+
+def test_a_worker_whose_host_has_gone_is_not_forked(host: Host) -> None:
+    """A stub that has been adopted would start a parent that lives as long as what has adopted it."""
+    host.count += 1
+    report = host.folder / f"report{host.count}"
+    program = """
+import os, sys, time
+host = os.getpid()
+if not os.fork():
+    while os.getppid() == host:
+        time.sleep(0.01)
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+    command = [sys.executable, "-c", program, *host.arguments()]
+    env = host.environment(report, "wait")
+    subprocess.run(command, env=env, cwd=host.folder, start_new_session=True, check=True)
+    found = host.read(report)
+    os.kill(found["pid"], signal.SIGKILL)
+    assert not is_forked(found)
+    assert not list(host.folder.glob("warm-*"))
+
+
+def test_a_folder_that_may_be_entered_but_not_read_is_worked_in(host: Host) -> None:
+    closed = host.folder / "closed"
+    closed.mkdir(mode=0o300)
+    ordinary = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    if ordinary and (shutil.which("setpriv") is None or subprocess.run([*ordinary, "true"]).returncode):
+        pytest.skip("root reads every folder, and cannot give that up here")
+    report = host.folder / "report"
+    with open(host.output(report), "wb") as output:
+        stub = subprocess.Popen(
+            [*ordinary, sys.executable, *host.arguments()],
+            env=host.environment(report, "wait"),
+            cwd=closed,
+            stdout=output,
+            stderr=output,
+            process_group=0,
+        )
+    host.stubs.append(stub)
+    found = host.read(report)
+    closed.chmod(0o700)
+    assert is_forked(found)
+    assert found["folder"] == str(closed)
+
+
 def test_what_a_module_does_to_the_environment_stays(host: Host) -> None:
     host.module("sets", "import os\nos.environ['MADE'] = 'here'\nos.environ.pop('GONE', None)")
     host.env["GONE"] = "there"

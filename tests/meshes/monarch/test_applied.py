@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sysconfig
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 from monarch.job import ProcessJob
 
 from meshes.monarch.applied import (
+    AppliedHosts,
     _declared_sizes,
     _import_path,
     check_applied_job,
@@ -20,6 +23,7 @@ from meshes.monarch.applied import (
 from meshes.monarch.probe import HostReport
 from meshes.monarch.workers_job import WorkersJob
 from neoproto.errors import ConfigError
+from neoproto.runtime.backend import BackendOptions
 
 
 def report(**versions: str) -> HostReport:
@@ -62,6 +66,14 @@ def test_a_host_with_fewer_gpus_than_the_topology_says_is_named() -> None:
     assert missing_gpus(found, {"b": 8}) == [
         "topology.clusters: 'b' has 8 GPUs a node, host node7 (b[1]) has 0"
     ]
+
+
+def test_a_host_without_a_guardian_has_no_warm_parent(tmp_path: Path) -> None:
+    """The host lives on, Monarch ends only what it has started, and the parent would stay."""
+    options = BackendOptions(run_id="r", run_dir=tmp_path, clusters={"a": 1}, env={})
+    hosts = AppliedHosts(options, str(tmp_path), Future())
+    assert hosts._node("a", report()).warm
+    assert not hosts._node("a", replace(report(), unguarded="10.0.0.1:5: Connection refused")).warm
 
 
 def test_sizes_of_every_kind_of_job() -> None:

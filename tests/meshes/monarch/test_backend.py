@@ -11,12 +11,14 @@ import pytest
 
 from meshes.common.topology import compile_here
 from meshes.monarch import sdk
-from meshes.monarch.backend import HOST_KEY, MonarchBackend, MonarchGroup
-from meshes.monarch.jobs import HostProcess, host_processes
+from meshes.monarch.backend import HOST_KEY, PARENT_KEY, MonarchBackend, MonarchGroup
+from meshes.monarch.commands import WarmCommands
+from meshes.monarch.jobs import HostProcess, Node, host_processes
 from neoproto.config import RuntimeConfig
 from neoproto.config.load import load_runtime
+from neoproto.engines import monarch as engine
 from neoproto.errors import ConfigError, NeoProtoError, RuntimeClosed, WorkerDied
-from neoproto.runtime.backend import check_hosts
+from neoproto.runtime.backend import Preload, ProcessInfo, check_hosts
 from neoproto.runtime.placement import Block
 
 
@@ -136,6 +138,38 @@ def test_workers_are_lost_with_their_host_and_say_so(
     assert seen[2:] == [("h", 0, cause), ("g", 1, "exit code 1")]
     pool.block = Block(first_node=1, nnodes=1, first_device=0, devices_per_node=2)
     backend._check_hosts(request)
+
+
+def test_only_a_process_of_the_run_is_watched_as_a_warm_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose parent has just died has another one, which would be killed while it is stopped."""
+    monkeypatch.setattr("meshes.monarch.backend.is_marked", lambda pid, run_id: (pid, run_id) != (1, "r"))
+    watched: list[tuple[str, int, int]] = []
+    backend: Any = MonarchBackend()
+    backend._options = SimpleNamespace(run_id="r")
+    backend._deaths = SimpleNamespace(watch=lambda *of: watched.append(of))
+    processes = [
+        ProcessInfo(rank=rank, pid=10 + rank, host="h", rendezvous=None, parent=parent)
+        for rank, parent in enumerate([7, 1, 7, 0])
+    ]
+    backend._watch_parents(SimpleNamespace(processes=processes))
+    assert watched == [(PARENT_KEY, 7, 7)]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_processes_are_forked_only_where_a_parent_may_be(
+    warm: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine, "bootstrap_command", lambda _, arguments, env: arguments)
+    backend: Any = MonarchBackend()
+    backend._warm = WarmCommands(tmp_path, {}, [Preload(modules=("json",), env={})])
+    host = Node(env={}, warm=warm)
+    group: Any = MonarchGroup.__new__(MonarchGroup)
+    group._warm, group._hosts = backend._warm, SimpleNamespace(nodes=[host], one_machine=True)
+    block = Block(first_node=0, nnodes=1, first_device=0, devices_per_node=1)
+    pool = SimpleNamespace(block=block, device_type="cpu")
+    group.request = SimpleNamespace(pool=pool, env={}, preload=("json",), log_dir=tmp_path)
+    commands = [backend._store_command(tmp_path / "index.log", host), group._command(SimpleNamespace(rank=0))]
+    assert [any("warm_stub" in word for word in command) for command in commands] == [warm, warm]
 
 
 def test_a_start_is_given_up_when_its_host_is_lost() -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -309,6 +310,29 @@ def test_closing_the_runtime_goes_in_order(
             use()
     with pytest.raises(RuntimeClosed):
         current_runtime()
+
+
+def test_a_group_that_another_thread_closes_keeps_its_time_to_drain(
+    runtime: Runtime, backend: InProcessBackend, group: WorkerGroup
+) -> None:
+    GATES.update({name: threading.Event() for name in ("last", "last is reached")})
+    call = group.submit("block", ("last",), timeout=WAIT_S)
+    assert GATES["last is reached"].wait(WAIT_S)
+    closes_group = threading.Thread(target=group.close, args=(WAIT_S,))
+    closes_all = threading.Thread(target=runtime.close)
+    processes = backend.groups["adder"]
+    closes_group.start()
+    while "drain" not in processes.events:
+        time.sleep(0.01)
+    closes_all.start()
+    closes_all.join(0.5)
+    assert not call.done()
+    assert "close store" not in backend.events
+    GATES["last"].set()
+    closes_group.join()
+    closes_all.join()
+    assert call.result(0) == ["last", "last"]
+    assert processes.events == ["watch", "drain", "stop"]
 
 
 def test_a_group_that_starts_while_the_runtime_closes_is_given_up(

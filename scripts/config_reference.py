@@ -1,6 +1,6 @@
-"""Write `docs/config.md`, the reference of every option, from the schema.
+"""Write `docs/config.md`, the reference of every option, and the tables of columns in `docs/data.md`.
 
-python scripts/config_reference.py            # after changing an option; a test compares
+python scripts/config_reference.py            # after changing an option or a column; a test compares
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from pydantic.fields import FieldInfo
 
 from neoproto.config import RunConfig
 from neoproto.config.verl import REFUSED_KEYS, REFUSED_VALUES
+from neoproto.data.schema import COLUMNS, META_INFO, STAGES
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+DATA_PAGE = TARGET.with_name("data.md")
+BEGIN, END = "<!-- written by scripts/config_reference.py -->\n\n", "\n<!-- end -->"
 HEAD = """\
 # Every option
 
@@ -136,9 +139,28 @@ def refused() -> Iterator[str]:
     yield from (f"| `{key}` | {text} |" for key, text in sorted(REFUSED_VALUES.items()))
 
 
+def with_columns(page: str) -> str:
+    """`docs/data.md` with the tables of columns and meta_info as they are now."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + "\n".join(column_tables()) + "\n" + END + rest.partition(END)[2]
+
+
+def column_tables() -> Iterator[str]:
+    yield "| column | shape, dtype | what | since | written by | read by |\n|---|---|---|---|---|---|"
+    for one in COLUMNS:
+        since = f"`{STAGES[one.writer]}`" + (" only" if one.last == STAGES[one.writer] else "")
+        text = f"{one.text} (with: {one.when})" if one.when else one.text
+        readers = ", ".join(one.readers) or "–"
+        yield f"| `{one.name}` | {one.shape} {one.dtype} | {text} | {since} | {one.writer} | {readers} |"
+    yield "\n| key of meta_info | type | what | batches of | read by |\n|---|---|---|---|---|"
+    for key in META_INFO:
+        yield f"| `{key.name}` | {key.dtype} | {key.text} | {key.kind} | {', '.join(key.readers)} |"
+
+
 def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
 if __name__ == "__main__":
     TARGET.write_text(reference(), encoding="utf-8")
+    DATA_PAGE.write_text(with_columns(DATA_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

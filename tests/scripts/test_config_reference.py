@@ -30,6 +30,13 @@ def test_the_page_is_current(script: ModuleType) -> None:
     assert script.reference() == script.TARGET.read_text(encoding="utf-8")
 
 
+def test_the_tables_of_columns_are_current(script: ModuleType) -> None:
+    """After changing a column: python scripts/config_reference.py."""
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    assert script.with_columns(page) == page
+    assert "| `old_log_probs` |" in page
+
+
 def test_every_option_is_on_it_with_what_it_may_be(script: ModuleType) -> None:
     from neoproto.config import RunConfig
 

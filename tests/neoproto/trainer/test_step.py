@@ -12,6 +12,7 @@ import torch
 from neoproto.algorithms.kl import AdaptiveKLController, FixedKLController
 from neoproto.config import RunConfig, load_config
 from neoproto.data import DataProto
+from neoproto.data.schema import COLUMNS, STAGES, columns_after
 from neoproto.errors import NonFiniteLoss, RewardError
 from neoproto.store import MemoryStore
 from neoproto.trainer.metrics.phases import PhaseClock
@@ -102,6 +103,15 @@ def test_each_call_sees_the_columns_that_are_there_by_then() -> None:
         assert seen[name] == GENERATED
     everything = GENERATED | SCORED | SCORES | {"ref_log_prob", "values", "bootstrap_values"}
     assert seen["update_actor"] == seen["update_critic"] == everything | {"advantages", "returns"}
+
+
+def test_the_columns_of_a_default_step_are_those_of_the_table() -> None:
+    with_setting = {
+        one.name for one in COLUMNS if one.when and one.name != "entropys" and one.writer != "critic"
+    }
+    batch, _ = step(World(), settings())
+    assert set(batch.columns) == columns_after("estimate").keys() - with_setting
+    assert set(prompt_batch().columns) == {one.name for one in COLUMNS if STAGES[one.writer] == "prompts"}
 
 
 def test_without_critic_and_reference_nobody_asks_for_them() -> None:

@@ -16,8 +16,8 @@ from meshes.monarch.commands import WarmCommands
 from meshes.monarch.jobs import HostProcess, Node, host_processes
 from neoproto.config import RuntimeConfig
 from neoproto.config.load import load_runtime
-from neoproto.engines import monarch as engine
 from neoproto.errors import ConfigError, NeoProtoError, RuntimeClosed, WorkerDied
+from neoproto.private_api import monarch as private
 from neoproto.runtime.backend import Preload, ProcessInfo, check_hosts
 from neoproto.runtime.placement import Block
 
@@ -159,7 +159,7 @@ def test_only_a_process_of_the_run_is_watched_as_a_warm_parent(monkeypatch: pyte
 def test_processes_are_forked_only_where_a_parent_may_be(
     warm: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engine, "bootstrap_command", lambda _, arguments, env: arguments)
+    monkeypatch.setattr(private, "bootstrap_command", lambda _, arguments, env: arguments)
     backend: Any = MonarchBackend()
     backend._warm = WarmCommands(tmp_path, {}, [Preload(modules=("json",), env={})])
     host = Node(env={}, warm=warm)

@@ -1,4 +1,4 @@
-"""Entry point of every worker process: output goes to its log from the first line on, then Monarch runs."""
+"""The beginning and the end of every process of a run: its output goes to its log from the first line on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import errno
 import faulthandler
 import io
 import os
-import runpy
 import sys
 import tempfile
 from typing import Any, NoReturn
@@ -22,8 +21,8 @@ PARENT_VARIABLE = "NEOPROTO_WARM_PARENT"
 """In a forked worker: the process that it was forked from."""
 
 
-def main() -> None:
-    """Redirect file descriptors 1 and 2, make stacks readable on a signal, and run Monarch's bootstrap."""
+def prepare() -> None:
+    """Send file descriptors 1 and 2 to the log, and make stacks readable on a signal."""
     if path := os.environ.get(LOG_VARIABLE):
         open_log(path)
     folder = os.environ.get(FOLDER_VARIABLE, "")
@@ -32,20 +31,6 @@ def main() -> None:
     ensure_home()
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
-    try:
-        runpy.run_module("monarch._src.actor.bootstrap_main", run_name="__main__")
-    except SystemExit as end:
-        leave(end.code)
-
-
-def main_of_forked() -> None:
-    """The same in a child of a warm parent (`meshes/common/warm.py`)."""
-    os.environ[PARENT_VARIABLE] = str(os.getppid())
-    # Monarch has the kernel end a process with its parent. The warm one may die, and its workers live on:
-    # they end with their stubs, and those with the host.
-    os.environ["HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG"] = "false"
-    sys.argv[:] = ["meshes.common.bootstrap"]
-    main()
 
 
 def open_log(path: str) -> None:
@@ -95,7 +80,3 @@ def leave(code: object) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
-
-
-if __name__ == "__main__":
-    main()

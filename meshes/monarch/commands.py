@@ -13,10 +13,10 @@ from meshes.common.warm_stub import PLAN_VARIABLE, stub_arguments
 from neoproto.private_api import monarch as private
 from neoproto.runtime.backend import Preload
 
-_FRESH = ("-P", "-m", "neoproto", "meshes.common.bootstrap")
+_FRESH = ("-P", "-m", "neoproto", "meshes.monarch.bootstrap")
 """-P: what lies in the folder that the host was started in is nothing to import."""
 
-_ENTRY = "meshes.common.bootstrap:main_of_forked"
+_ENTRY = "meshes.monarch.bootstrap:main_of_forked"
 
 
 def fresh_command(log_path: Path, env: Mapping[str, str]) -> Any:

@@ -64,6 +64,8 @@ _SUBCLASS = Use(
     "A job of a new kind overrides it: Monarch has no public name for that.", "It is never called."
 )
 
+BOOTSTRAP = "monarch._src.actor.bootstrap_main"
+"""The module that Monarch's processes run."""
 _ACTOR = "monarch._src.actor.actor_mesh"
 _MESSAGES = "monarch._rust_bindings.monarch_hyperactor"
 _JOBS = "monarch._src.job"
@@ -96,7 +98,7 @@ PRIVATE: Mapping[str, Use] = {
         "up. This lets one actor answer for one store after another.",
         "Each store has a new one, which stays as long as the program.",
     ),
-    "monarch._src.actor.bootstrap_main:invoke_main": Use(
+    f"{BOOTSTRAP}:invoke_main": Use(
         "A worker runs this module once its output goes to its log.",
         "None: `default_bootstrap_cmd()` names the same module.",
     ),

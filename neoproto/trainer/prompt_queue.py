@@ -69,7 +69,7 @@ class QueueState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Failure:
+class _FailedPrompt:
     ticket: PromptTicket
     cause: BaseException
 
@@ -96,7 +96,7 @@ class PromptQueue:
         self._pending: dict[WeightVersion, list[int]] = {}
         self._tickets: dict[int, PromptTicket] = {}  # pending and running
         self._running: dict[int, WeightVersion] = {}  # serial -> clock
-        self._failed: dict[int, _Failure] = {}
+        self._failed: dict[int, _FailedPrompt] = {}
         self._finished = 0
         self._changes = Changes()
 
@@ -194,7 +194,7 @@ class PromptQueue:
         """
         for ticket in tickets:
             self._end(ticket)
-            self._failed[ticket.serial] = _Failure(ticket=ticket, cause=cause)
+            self._failed[ticket.serial] = _FailedPrompt(ticket=ticket, cause=cause)
         self._changes.notify()
 
     def give_back(self, tickets: Iterable[PromptTicket], cause: BaseException) -> None:

@@ -308,7 +308,11 @@ def finish(reading: Generator[None, None, T], stop: threading.Event | None = Non
 
 
 class _Reading:
-    """One read of one version; what yields does so before each access to the store."""
+    """One read of one version. Its methods are generators that yield before each access to the store.
+
+    So a cancelled pull stops between two accesses (`finish`), and a property test lets publishers, lapses and
+    crashes happen between any two (`tests/neoproto/weights/test_schedules.py`).
+    """
 
     def __init__(self, transport: Transport, manifest: Manifest, *, whole: bool) -> None:
         self._transport, self._manifest, self._whole = transport, manifest, whole

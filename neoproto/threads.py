@@ -20,7 +20,7 @@ async def on_thread(work: Callable[[], T], *, name: str, unwanted: Callable[[T],
 
     Args:
         name: of the thread.
-        unwanted: takes the result, on the thread, if this was cancelled before there was one.
+        unwanted: takes the result, on a thread, if this was cancelled before it could return it.
     """
     # The error travels as a value: futures replace some exceptions by others, without their traceback.
     outcome: Future[tuple[T | None, BaseException | None]] = Future()
@@ -33,14 +33,31 @@ async def on_thread(work: Callable[[], T], *, name: str, unwanted: Callable[[T],
             result = context.run(work)
         except BaseException as raised:  # noqa: BLE001 - handed to the waiting task, whole
             error = raised
-        # False if the waiting task was cancelled: from here on it can no longer be.
+        # False if the waiting task was cancelled.
         if outcome.set_running_or_notify_cancel():
             outcome.set_result((result, error))
         elif error is None and unwanted is not None:
             unwanted(cast("T", result))
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    result, error = await asyncio.wrap_future(outcome)
+    try:
+        result, error = await asyncio.wrap_future(outcome)
+    except asyncio.CancelledError:
+        # It may have come just before, so that the thread could still hand its result over, to nobody.
+        if not outcome.cancelled() and unwanted is not None:
+            _give_back(outcome, unwanted, name)
+        raise
     if error is not None:
         raise error
     return cast("T", result)
+
+
+def _give_back(
+    outcome: Future[tuple[T | None, BaseException | None]], unwanted: Callable[[T], Any], name: str
+) -> None:
+    def take() -> None:
+        result, error = outcome.result()
+        if error is None:
+            unwanted(cast("T", result))
+
+    threading.Thread(target=take, name=name, daemon=True).start()

@@ -9,6 +9,7 @@ unset. So every task here runs in a copy of the context in which the loop was ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
@@ -29,7 +30,11 @@ async def run_in_thread(work: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait({running})
+        # At every cancellation: a store that is lost is failed first, and closed then.
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
+        running.exception()  # looked at, so that asyncio does not warn of it
         raise
 
 

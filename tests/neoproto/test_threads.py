@@ -55,3 +55,31 @@ def test_a_result_that_came_too_late_is_given_back() -> None:
     go.set()
     assert given.wait(10)
     assert back == ["late"]
+
+
+def test_a_result_that_came_in_the_same_turn_as_the_cancellation_is_given_back() -> None:
+    ended, given = threading.Event(), threading.Event()
+    back: list[str] = []
+
+    def work() -> str:
+        ended.set()
+        return "just in time"
+
+    def take(result: str) -> None:
+        back.append(result)
+        given.set()
+
+    async def body() -> None:
+        task = asyncio.create_task(on_thread(work, name="beside", unwanted=take))
+        await asyncio.sleep(0)
+        assert ended.wait(10)
+        for thread in threading.enumerate():
+            if thread.name == "beside":
+                thread.join(10)  # the loop stands still: the result waits for its next turn
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(body())
+    assert given.wait(10)
+    assert back == ["just in time"]

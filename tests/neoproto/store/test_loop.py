@@ -1,10 +1,11 @@
 import asyncio
 import contextvars
 import threading
+import time
 
 import pytest
 
-from neoproto.errors import StoreClosed
+from neoproto.errors import StoreClosed, StoreError
 from neoproto.store.loop import LoopThread, run_in_thread
 
 MARK = contextvars.ContextVar("mark", default="unset")
@@ -88,3 +89,33 @@ def test_who_is_cancelled_waits_for_the_thread():
 
     asyncio.run(main())
     assert asyncio.run(run_in_thread(lambda: 7)) == 7
+
+
+def test_who_is_cancelled_again_still_waits_for_the_thread(loop):
+    """A lost store is failed, then closed: its operations are cancelled twice."""
+    started, release, ended, left = threading.Event(), threading.Event(), [], []
+
+    def work():
+        started.set()
+        assert release.wait(30)
+        ended.append(True)
+
+    async def put():
+        try:
+            await run_in_thread(work)
+        finally:
+            left.append(list(ended))
+
+    future = loop.submit(put())
+    assert started.wait(30)
+    loop.fail("the store is lost")
+    time.sleep(0.1)  # the first cancellation has been delivered
+    closing = threading.Thread(target=loop.close)
+    closing.start()
+    closing.join(0.2)
+    assert not left
+    release.set()
+    with pytest.raises(StoreError, match="the store is lost"):
+        future.result(30)
+    closing.join(30)
+    assert left == [[True]]

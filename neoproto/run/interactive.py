@@ -297,7 +297,7 @@ def _only_trainer(runtime: Runtime) -> Iterator[None]:
     """Raises RuntimeError: the runtime has a trainer."""
     if runtime in _live:
         raise RuntimeError(
-            "this runtime has a live InteractiveTrainer already: use it, or call its close() first; "
+            "this runtime has a live InteractiveTrainer already: use it, or close it first with its close(); "
             "runtime.close() closes it too, if its name is lost"
         )
     _live.add(runtime)

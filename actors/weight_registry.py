@@ -96,7 +96,7 @@ def _forwarding(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         try:
             return await call
         except asyncio.CancelledError:
-            call.cancel()  # else a long wait would go on in the registry's process
+            call.cancel()  # else a long wait would continue in the registry's process
             raise
 
     return ask

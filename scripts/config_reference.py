@@ -5,6 +5,7 @@ python scripts/config_reference.py            # after changing an option or a co
 
 from __future__ import annotations
 
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def sections(model: type[BaseModel], path: str) -> Iterator[str]:
         title = f"`{path}`" if path else "At the top"
         yield f"## {title}\n"
         if path and model.__doc__:
-            yield f"{one_line(model.__doc__)}\n"
+            yield textwrap.fill(one_line(model.__doc__), 120, break_on_hyphens=False) + "\n"
         yield "| option | type | default | |\n|---|---|---|---|"
         yield from rows
         yield ""

@@ -1,9 +1,9 @@
 """The files of a checkpoint: torch.distributed.checkpoint plans, this writes and reads. No pickle is in them.
 
-    shard-00000-of-00002.safetensors   what rank 0 of 2 wrote; its header says where each piece belongs
+    shard-00000-of-00002.safetensors   what rank 0 of 2 wrote; its header has the place of each piece
     rank-00000-of-00002.json           rank 0's other state
 
-torch's own HuggingFaceStorageWriter makes another copy of a rank's state in memory and knows no checksums;
+torch's own HuggingFaceStorageWriter makes another copy of a rank's state in memory and has no checksums;
 its reader does not notice that a piece in the middle is missing. The headers are in its form all the same
 (`DCP_SHARDING_INFO`), so that its reader, and any reader of safetensors, opens these files.
 """
@@ -75,7 +75,7 @@ def write_checkpoint(
         folder: made if it is not there; must not have files of a checkpoint in it.
         parts: what this rank holds, by name; names are the same on all ranks.
         state: this rank's other state, as JSON takes it.
-        group: the ranks, in a group that nothing else uses meanwhile; None alone.
+        group: the ranks, in a group with no other use meanwhile; None alone.
 
     Returns:
         SHA-256 in hexadecimal of the files this rank wrote, by their names in `folder`.
@@ -92,7 +92,7 @@ def write_checkpoint(
 @contextlib.contextmanager
 def failures_of(ranks: Ranks) -> Iterator[None]:
     """What failed on this rank, else on the first that failed, as it was raised there."""
-    # A single rank has no process group; torch would say so at every save.
+    # A single rank has no process group; torch would warn at every save.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     try:
         yield
@@ -161,7 +161,7 @@ class _Writer(StorageWriter):
         return plans
 
     def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing: the headers say it all, and torch's own file of metadata is a pickle."""
+        """Write nothing: the headers have it all, and torch's own file of metadata is a pickle."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -1,6 +1,6 @@
 """Checkpoints of a model in training, from the side of its ranks.
 
-save    (worker thread)  make room in host memory ──┐   training goes on: forward, backward, …
+save    (worker thread)  make room in host memory ──┐   training continues: forward, backward, …
 copy    (own thread)     weights, optimizer <───────┘   the optimizer's next step waits for this
 write   (own thread)     plan, write, hash, fsync, every rank its own shard, in an own process group
 finish  (event loop)     wait for the writing: name -> SHA-256 of this rank's files
@@ -65,7 +65,7 @@ class ModelCheckpointer:
     def save(self, folder: Path, *, timeout: float = math.inf) -> None:
         """Have everything as it is now copied, and written to `folder`, by a thread; see `finish`.
 
-        Only the optimizer's step and `load` change what is saved, so the copying goes on while the next
+        Only the optimizer's step and `load` change what is saved, so the copying continues while the next
         forward and backward passes run, and the next step waits for it.
 
         Host memory for one copy is kept from the first save on. The folder is made if need be.
@@ -75,7 +75,7 @@ class ModelCheckpointer:
 
         Raises:
             TimeoutError: that write did not end in time.
-            OSError: that write failed, and nobody has asked `finish` about it.
+            OSError: that write failed, and `finish` has not raised it.
         """
         parts: dict[str, Part] = {}
         copies: dict[str, Part] = {}
@@ -114,7 +114,7 @@ class ModelCheckpointer:
     def load(self, folder: Path, *, timeout: float = math.inf) -> None:
         """Restore what `save` wrote.
 
-        With as many ranks as saved it everything goes on bit for bit. With another number, weights and
+        With as many ranks as saved it everything continues bit for bit. With another number, weights and
         optimizer are divided again, and generators seeded from the seed, the count of updates and the rank.
         The optimizer's hyper-parameters are the configured ones; its learning rate follows from the count.
 
@@ -124,7 +124,7 @@ class ModelCheckpointer:
         Raises:
             TimeoutError, OSError: as for `save`.
             ConfigError: a file is missing or damaged; nothing was changed.
-            WeightMismatch: it is of another model; says what differs; nothing was changed.
+            WeightMismatch: it is of another model; names what differs; nothing was changed.
         """
         from actors.checkpoint.reading import open_checkpoint, read_checkpoint
 
@@ -198,7 +198,7 @@ class _Writing:
             self._written.set_exception(error)
 
     def wait(self, timeout: float) -> None:
-        """Until it is over. Raises what it raised, unless that has been raised to somebody."""
+        """Wait until it is over. Raises what it raised, unless that was raised before."""
         if concurrent.futures.wait([self._written], None if timeout == math.inf else timeout).not_done:
             raise TimeoutError(f"the last checkpoint is still being written after {timeout:.1f} s")
         if not self._asked:

@@ -63,7 +63,7 @@ class Stored:
         """Compare with what is to be filled.
 
         Raises:
-            WeightMismatch: names, shapes or dtypes differ; says which.
+            WeightMismatch: names, shapes or dtypes differ; lists them.
         """
         found = {name: (str(one.properties.dtype), tuple(one.size)) for name, one in self._tensors()}
         wanted = {name: (str(part.local.dtype), part.whole) for name, part in parts.items()}
@@ -82,7 +82,7 @@ class Stored:
             raise WeightMismatch(f"the checkpoint {self.folder} is of another model: {'; '.join(problems)}")
 
     def only(self, prefix: str) -> Stored:
-        """The tensors whose names begin so, and nothing else."""
+        """Only the tensors whose names begin with the prefix."""
         tensors = {name: one for name, one in self._tensors() if name.startswith(prefix)}
         return replace(self, metadata=md.Metadata(state_dict_metadata=dict(tensors)))
 

@@ -29,7 +29,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Go on where `rng_state` was taken. A GPU's generator is left alone if it was taken without one."""
+    """Continue where `rng_state` was taken. A GPU's generator is left alone if it was taken without one."""
     torch.set_rng_state(_from_text(state["torch"]))
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(_from_text(state["cuda"]), device)

@@ -30,7 +30,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
         return Path.home() / ".cache" / "neoproto"
     except RuntimeError:
         raise ConfigError(
-            f"HOME is not set and user {os.getuid()} has no home folder; NEOPROTO_CACHE names one for models"
+            f"HOME is not set and user {os.getuid()} has no home folder; set NEOPROTO_CACHE to a folder"
         ) from None
 
 
@@ -56,7 +56,7 @@ def ensure_folder(
     at once the first wins, and both get the same folder.
 
     Args:
-        name: of the folder; says all that the model depends on.
+        name: of the folder; has all that the model depends on.
         files: what a whole folder has at least.
         make: writes the model to a folder that it is given and that is not there yet.
         cache_dir: instead of `cache_folder()`.

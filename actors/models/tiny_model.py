@@ -56,7 +56,7 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json", RECORD_FILE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TinyModelOptions(WarmStartOptions):
-    """The model's shape, and its warm start's options; docs/task-and-recipe.md says why these values.
+    """The model's shape, and its warm start's options; docs/task-and-recipe.md explains the values.
 
     Attributes:
         hidden_size, intermediate_size, num_layers, num_heads: the Llama's shape. hidden_size / num_heads must

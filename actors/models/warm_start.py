@@ -103,7 +103,7 @@ class WarmStart:
 
 
 class Progress(Protocol):
-    """Told how the warm start goes, each `check_every` steps."""
+    """Gets the progress of the warm start, each `check_every` steps."""
 
     def __call__(self, progress: WarmStart, /) -> None: ...
 
@@ -163,7 +163,7 @@ def encode(examples: Sequence[Example], tokenizer: Any, *, longest: int) -> Enco
             prompt = tokenizer.apply_chat_template(
                 example.messages, return_dict=False, **ending(example.messages)
             )
-        except Exception as error:  # a template raises what it likes over messages that it does not know
+        except Exception as error:  # a template may raise anything over messages that it does not accept
             raise ConfigError(
                 f"warm start: row {example.row}: the tiny model's chat template refuses it: {one_line(error)}"
             ) from error

@@ -66,7 +66,7 @@ async def awaited(value: Awaitable[Any]) -> Any:
 def serve() -> None:
     """Answer until the input ends, each time within a limit on CPU time.
 
-    The kernel enforces it, so an answer ends even inside C code, and when nobody is left to kill the child.
+    The kernel enforces it, so an answer ends even inside C code, and if no process is left to kill the child.
     """
     judge_pid = os.getpid()
     # What functions read and print must not get among the frames.
@@ -96,7 +96,7 @@ def serve() -> None:
 
 
 def verdict_on(question: Question, judge: JudgeFn, path: str, judge_pid: int) -> Verdict:
-    """What the judge says; whatever it raises is a failure of this answer.
+    """The judge's verdict; whatever it raises is a failure of this answer.
 
     Only process `judge_pid` comes back from here; one that the function forked ends.
 

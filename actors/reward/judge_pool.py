@@ -1,4 +1,4 @@
-"""Judging in child processes: what a hostile answer does to a judge can only be ended from outside.
+"""Judging in child processes: only another process can end a judge that a hostile answer blocks.
 
     JudgePool ──question──> child ──verdict──> JudgePool         frames of pickles: one program on both sides
                  │ too late, or dead
@@ -46,7 +46,7 @@ TAKEN = "taken"
 
 START_S = 60.0
 START_TRIES = 3
-"""A child that dies while it starts is started again; one that says what is wrong is not."""
+"""A child that dies while it starts is started again; one that reports an error is not."""
 
 KEEPER = Path(__file__).with_name("judge_keeper.py")
 RUN_MARK = "NEOPROTO_RUN_ID"
@@ -169,7 +169,7 @@ class _Work:
         return not self._todo
 
     def take(self) -> tuple[int, Question] | None:
-        """The next question, unless time is up or nobody waits any more."""
+        """The next question, unless time is up or no caller waits any more."""
         if self.stop.is_set() or not self.left:
             return None
         try:
@@ -309,7 +309,7 @@ class JudgeChild:
                     break
                 if over <= until:  # the next call finds it further on
                     return False
-                problem = f"not after {START_S:g} s"
+                problem = f"no answer within {START_S:g} s"
             self.stop()
         self.stop()
         raise RewardError(f"the process that judges ({self._spec.kind}) did not start: {problem}")
@@ -338,7 +338,7 @@ def _let_go() -> None:
 
 
 class FrameError(Exception):
-    """What came is not the frame that was waited for; says so in words."""
+    """What came is not the frame that was waited for; the text describes it."""
 
 
 def write_frame(fd: int, number: int, value: Any, until: float | None) -> bool:

@@ -42,7 +42,7 @@ log = logging.getLogger("neoproto.reward")
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 2.0
-"""What of a call's time is kept back for the way."""
+"""What of a call's time is kept back for returning the answer."""
 
 FAILED = {"timeout": 1, "error": 2}
 """Values of the column `reward_failed`; 0 is a score."""
@@ -90,7 +90,7 @@ class Judged:
 
 
 class Judge:
-    """Scores samples with the built-ins or the user's function; nothing of the runtime.
+    """Scores samples with the built-ins or the user's function, without the runtime.
 
     Asynchronous functions overlap in this process. Plain ones, and the built-ins that an answer could keep
     busy, run in child processes.
@@ -185,7 +185,7 @@ class Judge:
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            return Failure(kind="error", text=f"raised {self._place(error)}")  # nobody asked it to stop
+            return Failure(kind="error", text=f"raised {self._place(error)}")  # it was not asked to stop
         except BaseException as error:  # noqa: BLE001 — its exit must not end us
             if isinstance(error, TimeoutError) and clock.expired():
                 return Failure(kind="timeout", text=f"took longer than {limit:g} s")
@@ -314,7 +314,7 @@ class RewardWorker(Worker):
 
 
 def question_of(sample: Sample, votes: bool) -> Question:
-    """What its judge is asked."""
+    """The question to its judge."""
     return Question(
         data_source=sample.data_source,
         solution=sample.solution,

@@ -1,4 +1,4 @@
-"""Answers that are made in pieces: a request is stopped, and goes on as another request.
+"""Answers that are made in pieces: a request is stopped, and continued as another request.
 
     request ──stopped──> Partial ──continued──> request' ──finished──> Generation' ──joined──> Generation
 

@@ -1,4 +1,4 @@
-"""A rollout engine: what the worker asks of it, in one of two forms.
+"""A rollout engine: what the worker calls, in one of two forms.
 
     RolloutWorker ──async──> RolloutEngine                  answers callers that overlap, takes weights
                              └ EngineThread ──> StepEngine  one of them: a thread that steps an engine
@@ -61,7 +61,7 @@ class StepEngine(Protocol):
         ...
 
     def load(self, version: WeightVersion, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace all weights and forget every cached state of the old ones.
+        """Replace all weights and drop every cached state of the old ones.
 
         Unfinished requests continue with the new weights, all their state computed again.
 

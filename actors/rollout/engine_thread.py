@@ -7,7 +7,7 @@
 
 Everything that touches the engine happens in that thread, so callers may overlap freely: a caller's
 requests join the running batch at the next step. `pause` closes the gate, for new requests, and then stops
-the stepping; what was in flight goes on after `resume`.
+the stepping; what was in flight continues after `resume`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class EngineThread:
             await asyncio.shield(asyncio.wrap_future(gate))
 
     async def check_layout(self, layout: Mapping[str, TensorLayout], what: str) -> None:
-        """Refuse weights that this engine cannot load, before they are read; the engine goes on.
+        """Refuse weights that this engine cannot load, before they are read; the engine continues.
 
         Raises:
             WeightMismatch: names, shapes or dtypes differ.
@@ -151,7 +151,7 @@ class EngineThread:
         await self._in_thread(lambda: self._engine.check_layout(layout, what))
 
     async def pause(self, mode: PauseMode, drain_s: float) -> None:
-        """Stop stepping. New requests wait from now on; those in flight go on when the engine resumes.
+        """Stop stepping. New requests wait from now on; those in flight continue when the engine resumes.
 
         Cancelled, it is as if it had not been called.
 
@@ -177,7 +177,7 @@ class EngineThread:
             raise
 
     async def resume(self) -> None:
-        """Go on, with the requests of before the pause and those that waited; a no-op when not paused."""
+        """Resume, with the requests of before the pause and those that waited; a no-op when not paused."""
         thawed: Future[None] = Future()
 
         def command() -> None:
@@ -190,7 +190,7 @@ class EngineThread:
         await asyncio.shield(asyncio.wrap_future(thawed))
 
     async def load(self, version: WeightVersion, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the weights between two steps; requests in flight go on with the new ones.
+        """Replace the weights between two steps; requests in flight continue with the new ones.
 
         Cancelling waits for the end of a load that runs: nothing reads the tensors after this returns.
 

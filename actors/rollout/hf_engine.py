@@ -136,7 +136,7 @@ class HfEngine:
         self._prefill([self._asked[row].request.prompt_ids + tokens for row, tokens in enumerate(made)])
 
     def _check_attention(self) -> None:
-        """Refuse models that look back a limited distance: rows here know no window."""
+        """Refuse models that look back a limited distance: rows here have no window."""
         config = self._model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
         if kinds != {"full_attention"} or getattr(config, "sliding_window", None):

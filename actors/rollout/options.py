@@ -65,7 +65,7 @@ class RolloutOptions:
     """A rollout worker.
 
     Attributes:
-        engine: its engine, with the section of the configuration that says how to sample too.
+        engine: its engine, with the section of the configuration, which has the sampling too.
         max_prompt_length, max_response_length: P and R, widths of the batch columns.
         pad_token_id: what `prompts` and `responses` are padded with.
         updates: when and how it takes new weights.
@@ -95,7 +95,7 @@ class RolloutOptions:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How answers are drawn in training: from the whole distribution, which the schema sees to. Log-probs
+        """How answers are drawn in training: from the whole distribution, as the schema enforces. Log-probs
         of one that is cut off (`top_p`, `top_k`) could not be compared with the policy's."""
         return SamplingParams(
             temperature=self.engine.rollout.temperature, max_tokens=self.max_response_length

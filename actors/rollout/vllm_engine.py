@@ -139,7 +139,7 @@ class VllmEngine:
         self._engine.set_weight_version(str(version.n))
 
     def _watch_loading(self, model: torch.nn.Module) -> frozenset[str]:
-        """Note which parameters `load_weights` says it loaded; returns the names of all."""
+        """Record which parameters `load_weights` returns as loaded; returns the names of all."""
         load: Any = model.load_weights
 
         def load_weights(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -247,7 +247,7 @@ def refresh_tied(model: torch.nn.Module) -> None:
     """Have modules that share a parameter prepare it again.
 
     On CPUs a linear layer multiplies with a packed copy of its weight. vLLM repacks it in the module that a
-    tensor is loaded into; an output head tied to the embedding gets no tensor of its own and would go on
+    tensor is loaded into; an output head tied to the embedding gets no tensor of its own and would continue
     with the old copy.
     """
     owners: dict[int, list[torch.nn.Module]] = {}

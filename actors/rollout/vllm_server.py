@@ -79,7 +79,7 @@ class ServerEngine:
         await self._post("/reset_prefix_cache?reset_running_requests=true")
 
     async def resume(self) -> None:
-        """Let the server go on, unless it has failed."""
+        """Resume the server, unless it has failed."""
         if not self._failed:
             await self._post("/resume")
 

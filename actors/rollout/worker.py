@@ -35,7 +35,7 @@ from neoproto.weights.transports import make_transport
 
 _VALIDATION_SEED_VERSION = -1
 """Seeds of validation do not depend on the weights: a question gets the same random numbers each time, so
-that two validations differ by what was learnt and not by luck."""
+that two validations differ by what was learnt and not by chance."""
 
 
 class RolloutWorker(Worker):
@@ -158,11 +158,11 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def ping(self) -> None:
-        """Answer at once, whatever the engine's thread does: a sign of life."""
+        """Answer at once, whatever the engine's thread does: a heartbeat."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def stats(self) -> dict[str, float]:
-        """Figures since the start.
+        """Metrics since the start.
 
         Returns:
             `samples`, generated `tokens`, `seconds` summed over calls; `weight_version`, its number;

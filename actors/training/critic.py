@@ -64,7 +64,7 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """Model and training of one rank; knows nothing of batches as references, stores or calls."""
+    """Model and training of one rank, on plain tensors: without references, stores or calls."""
 
     def __init__(self, options: CriticOptions, ranks: Ranks) -> None:
         self._options, self._ranks = options, ranks

@@ -58,7 +58,7 @@ class PolicyOptions:
 
 
 class Policy:
-    """Model and training of one rank; knows nothing of batches as references, stores or calls."""
+    """Model and training of one rank, on plain tensors: without references, stores or calls."""
 
     def __init__(self, options: PolicyOptions, ranks: Ranks) -> None:
         self._options, self._ranks = options, ranks

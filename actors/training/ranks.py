@@ -1,4 +1,4 @@
-"""The ranks of one torch worker group: who we are, where tensors live, how sums are formed."""
+"""The ranks of one torch worker group: their numbers, the device of tensors, how sums are formed."""
 
 from __future__ import annotations
 

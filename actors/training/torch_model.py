@@ -186,10 +186,10 @@ def _write(model: Any, source: Path, folder: Path, state: dict[str, Tensor]) -> 
     try:
         if generation is not None:
             # transformers loads and serves settings that it refuses to save, such as a temperature without
-            # do_sample. They are the user's, and go on as they were; only what it can save is handed to it.
+            # do_sample. They are the user's, and stay as they were; only what it can save is handed to it.
             model.generation_config = type(generation)()
         model.save_pretrained(folder, state_dict=state)
-    except SafetensorError as error:  # it says "No space left on device", but not where
+    except SafetensorError as error:  # its text is "No space left on device", without the path
         raise OSError(f"{folder}: {error}") from error
     finally:
         if generation is not None:

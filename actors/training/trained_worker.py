@@ -13,11 +13,11 @@ from actors.training.updates import TrainLoop
 from neoproto.runtime import Dispatch, register
 
 ANSWER_S = 2.0
-"""What of a call's time is kept back to say what went wrong."""
+"""What of a call's time is kept back for reporting an error."""
 
 
 class TrainedWorker(TorchWorker):
-    """A worker with one model in training; a subclass says which, with `_trains`, when it is built."""
+    """A worker with one model in training; a subclass sets it with `_trains` when it is built."""
 
     _checkpointer: ModelCheckpointer
 
@@ -30,12 +30,12 @@ class TrainedWorker(TorchWorker):
     def save_checkpoint(self, folder: str) -> None:
         """Have weights, optimizer and generators as they are now copied and written to `folder`, by a thread.
 
-        Training may go on when this returns; the next optimizer step waits for the copying, not the writing.
+        Training may continue when this returns; the next optimizer step waits for the copy, not the write.
         Every rank writes its own shard; all must see the folder.
 
         Raises:
             TimeoutError: the last checkpoint was still being written when this call's time ran out.
-            OSError: writing the last one failed, and `finish_checkpoint` has not said so.
+            OSError: writing the last one failed, and `finish_checkpoint` has not raised it.
         """
         self._checkpointer.save(Path(folder), timeout=self._patience())
 
@@ -57,7 +57,7 @@ class TrainedWorker(TorchWorker):
 
         Raises:
             ConfigError: a file is missing or damaged; nothing was changed.
-            WeightMismatch: it is of another model; says what differs; nothing was changed.
+            WeightMismatch: it is of another model; names what differs; nothing was changed.
         """
         self._checkpointer.load(Path(folder), timeout=self._patience())
 

@@ -27,7 +27,7 @@ from neoproto.weights.sharding import whole_tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions:
-    """What training on a batch needs to know beside the model's section of the configuration.
+    """What training on a batch needs beside the model's section of the configuration.
 
     Attributes:
         samples_per_prompt: consecutive rows of a batch that are one prompt's.

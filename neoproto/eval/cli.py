@@ -79,7 +79,7 @@ def composed(options: argparse.Namespace) -> RunConfig:
     """The configuration.
 
     Raises:
-        ConfigError: what is wrong with files to train on that nobody typed is said of those to evaluate on.
+        ConfigError: errors in files to train on, which were not typed, name those to evaluate on.
     """
     from neoproto.run.compose import compose_run
 

@@ -1,4 +1,4 @@
-"""What several answers a question say of a model: pass@k, mean@k, maj@k.
+"""Metrics of several answers to each question: pass@k, mean@k, maj@k.
 
 n answers were drawn for each question, c of them right. All three are exact over the answers drawn; nothing
 is resampled.
@@ -16,7 +16,7 @@ class Answer:
     """One answer.
 
     Attributes:
-        vote: what it counts as in a vote: equal votes are one answer; "" is an answer that says nothing, and
+        vote: what it counts as in a vote: equal votes are one answer; "" is an answer without content, and
             None one whose vote is not known.
         accuracy: whether it is right, in [0, 1].
     """
@@ -41,7 +41,7 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def majority(answers: Sequence[Answer]) -> float:
     """Accuracy of the answer given most often; the mean of those that tie, each by its own mean accuracy.
 
-    Answers that say nothing, or whose vote is not known, count as one answer.
+    Answers without content, or whose vote is not known, count as one answer.
     """
     ballots: dict[str, list[float]] = {}
     for answer in answers:

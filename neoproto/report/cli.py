@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report(folders: Sequence[Path], out: Path | None, pictures: Path | None) -> list[str]:
-    """Write the page, and the pictures if they are wanted; returns what to say of it.
+    """Write the page, and the pictures if they are wanted; returns the lines to print.
 
     Raises:
         ConfigError: a folder is none of a run or its configuration is broken, or a file cannot be written.
@@ -121,9 +121,9 @@ def write_page(path: Path, page: bytes) -> None:
 
 
 def merged_trace(folder: Path) -> list[str]:
-    """What to say of a run's trace. One that nobody merged (of a killed run), or that has grown, is merged.
+    """The lines to print of a run's trace. It is merged if it is not yet (a killed run), or has grown.
 
-    A report does not need it: where it cannot be merged, that is said.
+    A report does not need it: where it cannot be merged, a note is printed.
     """
     merged = folder / trace.MERGED
     damage: list[str] = []

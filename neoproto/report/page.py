@@ -111,7 +111,7 @@ class Axes:
 def panel_data(panel: Panel, runs: Sequence[RunData], axes: Axes) -> dict[str, Any]:
     """A panel and its curves: run, line, axis, values, and a band's lower and upper edge.
 
-    `zero`: they say nothing but 0, and the panel is drawn on request.
+    `zero`: they are 0 throughout, and the panel is drawn on request.
     """
     curves, most = [], points_for(len(runs))
     for run_number, run in enumerate(runs):

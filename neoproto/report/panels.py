@@ -437,7 +437,7 @@ PANELS: tuple[Panel, ...] = (
 
 
 def panels_of(runs: Sequence[RunData]) -> list[Panel]:
-    """The panels of which at least one run has a figure, its patterns replaced by the names that match."""
+    """The panels of which at least one run has a metric, its patterns replaced by the names that match."""
     names = sorted(
         {
             name

@@ -29,7 +29,7 @@ Curve = Mapping[int, float]
 RUN_FILES = ("config.yaml", "metrics.jsonl")
 """What every run that trains leaves in its folder."""
 MOST_STEPS = 10**15
-"""A greater number of a step is damage: a browser would not tell it from the next one."""
+"""A greater number of a step is damage: a browser cannot distinguish it from the next one."""
 MOST_VALUES, MOST_LEVELS, MOST_DIGITS = 100_000, 50, 300
 """Of a configuration. A small file whose parts refer to each other can describe a tree without end."""
 
@@ -62,7 +62,7 @@ class RunData:
         seconds: step -> when its line was written, in seconds since the first line.
         samples: validation answers, in the order of their steps.
         complete: it trained to its end and wrote the model.
-        notes: what a reader should know of the folder (killed, no samples …).
+        notes: remarks on the folder (killed, no samples …).
     """
 
     name: str
@@ -150,7 +150,7 @@ def is_complete(folder: Path, config: Mapping[str, Any], last_step: int) -> bool
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """A short name for each: the end of its path, as long as it takes to tell them apart.
+    """A short name for each: the end of its path, as long as needed to distinguish them.
 
     A folder named by time says little, so that its experiment stands before it.
     """
@@ -279,8 +279,8 @@ def json_rows(path: Path, notes: list[str], damage: list[str]) -> Iterator[tuple
     """Each line's object, with `path:number`.
 
     Args:
-        notes: told of a broken last line without an end.
-        damage: told of the other lines that are left out.
+        notes: gets a broken last line without an end.
+        damage: gets the other lines that are left out.
 
     Raises:
         ConfigError: the file cannot be read.

@@ -11,7 +11,7 @@ from neoproto.report.panels import Kind, Line
 from neoproto.report.reading import Curve, RunData
 
 MOST_POINTS = 600
-"""Of one curve in the page: more cannot be told apart on a screen."""
+"""Of one curve in the page: a screen cannot show more."""
 FEWEST_POINTS = 100
 MOST_DRAWN = 1e100
 """A greater value is a gap: it would leave no room for the others, and no float for an axis around it."""

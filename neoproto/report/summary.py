@@ -1,4 +1,4 @@
-"""The figures that a run comes down to, and what differs between the configurations of several."""
+"""The final metrics of a run, and what differs between the configurations of several."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from neoproto.report.series import mean, total
 from neoproto.trainer.metrics.services import flattened
 
 LAST_STEPS = 10
-"""Training figures at the end are a mean over so many steps: a single batch says little."""
+"""Final training metrics are means over so many steps: a single batch is too noisy."""
 NOT_COMPARED = ("runtime.run_dir",)
 ABSENT = "(absent)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure of a run: NaN where it has none.
+    """One final metric of a run: NaN where it has none.
 
     Attributes:
         value: the last one, of what is measured more than once.
-        first, best: of such a figure: where it began, and the highest.
+        first, best: of such a metric: where it began, and the highest.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Figure:
 
 
 def figures(run: RunData) -> list[Figure]:
-    """Final figures, the same names for every run; validation by data source and way of drawing."""
+    """Final metrics, the same names for every run; validation by data source and way of drawing."""
     steps = run.curves.get("timing_s/step", {})
     tokens = run.curves.get("perf/total_num_tokens", {})
     found = [
@@ -80,9 +80,9 @@ def figures(run: RunData) -> list[Figure]:
 
 
 def figure_rows(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """One row a figure, with a value for each run; rows without any value are left out.
+    """One row a metric, with a value for each run; rows without any value are left out.
 
-    `first` and `best` are as `values`, or None if the figure has none in any run.
+    `first` and `best` are as `values`, or None if the metric has none in any run.
     """
     by_run = [{figure.name: figure for figure in figures(run)} for run in runs]
     names = list(dict.fromkeys(name for one in by_run for name in one))

@@ -1,4 +1,4 @@
-"""`python -m neoproto.run`: trains what a configuration says; see `neoproto.run.cli`.
+"""`python -m neoproto.run`: trains by a configuration; see `neoproto.run.cli`.
 
 For notebooks and scripts: `compose_run` makes the configuration, `InteractiveTrainer` takes its steps one by
 one.

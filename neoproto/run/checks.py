@@ -1,4 +1,4 @@
-"""What is wrong with a run that can be told at once, before there is a folder and anything is started.
+"""Checks that take no time, before a run has a folder and before any process is started.
 
 Its prompts, tokenizer and checkpoints take seconds to read, see `neoproto.run.prepare`. Nothing here imports
 torch.

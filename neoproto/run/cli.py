@@ -41,7 +41,7 @@ examples:
 
 A run writes its configuration, metrics, validation samples, worker logs, checkpoints and the trained model to
 its folder, outputs/PROJECT/EXPERIMENT/TIME unless runtime.run_dir names another. The same command with the
-same runtime.run_dir goes on from its newest checkpoint.
+same runtime.run_dir resumes from its newest checkpoint.
 """
 
 log = logging.getLogger("neoproto.run")
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--config-dir", "-cd", type=Path, help="folder of your own configurations")
     arguments.add_argument(
-        "--cfg", choices=["job"], help="print the composed configuration, say what is wrong with it, and stop"
+        "--cfg", choices=["job"], help="print the composed configuration and its errors, and stop"
     )
     # Answered before this parser is built, see `run_command`; here for --help.
     arguments.add_argument(
@@ -147,7 +147,7 @@ def execute(options: argparse.Namespace, own_loop: Loop | None = None) -> int:
 
 
 def complain(text: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # nobody reads it any more: the code says it
+    with contextlib.suppress(OSError):  # its reader is gone: the exit code remains
         print(text, file=sys.stderr, flush=True)
     return code
 
@@ -188,7 +188,7 @@ def _resume_words(folder: Path) -> list[str]:
 
 
 def log_hint() -> str:
-    """Where the whole story is, once the run has a log; or why it is not there."""
+    """Where the log is, once the run has one; or why it is not there."""
     handlers = logging.getLogger("neoproto").handlers
     for handler in handlers:
         if isinstance(handler, LogFileHandler):

@@ -62,7 +62,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 SHORT_KEYS = {"neoproto.run": (), "neoproto.eval": ("model=", "n=")}
 NAME_OPTIONS, FOLDER_OPTIONS = ("--config-name", "-cn"), ("--config-dir", "-cd")
 PRIMARY = "ppo_monarch"
-"""Its list of defaults says how each group is written; the other configuration has the same."""
+"""Its list of defaults has how each group is written; the other configuration has the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ def read_line(line: str) -> Typed | None:
 
 
 def folder_at(text: str) -> Path | None:
-    """The folder, if there is one: nothing is said of a wrong path while it is typed."""
+    """The folder, if there is one; a wrong path gives no message while it is typed."""
     with suppress(OSError, RuntimeError):  # a name that is too long; a user without a home
         path = Path(text).expanduser()
         return path if path.is_dir() else None

@@ -48,7 +48,7 @@ def compose(config_name: str, overrides: Sequence[str], config_dir: Path | None 
         ConfigError: no such config, a file that is no configuration, a malformed override, an interpolation
             that does not resolve.
     """
-    if config_dir is not None and not os.path.isdir(config_dir):  # says no to any text, unlike Path's
+    if config_dir is not None and not os.path.isdir(config_dir):  # returns False for any text, unlike Path's
         raise ConfigError(f"--config-dir: no such folder: {typed(str(config_dir))}")
     check_name(config_name, config_dir)
     try:
@@ -219,7 +219,7 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
     """Read a configuration of the user's by itself.
 
     Args:
-        primary: its name, if it is the one that is to be run: that has to say something.
+        primary: its name, if it is the one that is to be run: that must not be empty.
 
     Raises:
         ConfigError: it is not UTF-8, no YAML, no mapping, refers to itself, or its defaults
@@ -253,7 +253,7 @@ def check_file(path: Path, *, primary: str | None = None) -> None:
 
 
 def explained(error: Exception, config_name: str, config_dir: Path | None) -> ConfigError:
-    """What is said of a failure to compose; of a file of the user's, if one cannot be read by itself."""
+    """The message for a failure to compose; it names a user's file that cannot be read by itself."""
     name = typed(config_name)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file == config_name:
         where = f" in {config_dir} or" if config_dir else ""

@@ -167,8 +167,8 @@ def step_line(metrics: Mapping[str, float]) -> str:
 def fitted(table: Table, console: Console) -> list[Table | Text]:
     """The table, in a form that is no wider than the console.
 
-    Columns that say the same of every row become a line below it; if that is not enough, every row is a line
-    of text, which may be wrapped.
+    Columns with the same value in every row become a line below it; if that is not enough, every row is a
+    line of text, which may be wrapped.
     """
 
     def fits(one: Table) -> bool:
@@ -216,7 +216,7 @@ OVERLAP = "Phases overlap, and all but testing and save_checkpoint lie within st
 def result_table(result: TrainingResult, stages: Mapping[str, float]) -> Table:
     """Validation before and after, then steps, samples, tokens, seconds by phase and around the training."""
     table = Table(title="result", title_justify="left", caption=OVERLAP, caption_justify="left")
-    table.add_column("figure")
+    table.add_column("metric")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     first, last = result.first_validation, result.last_validation

@@ -42,7 +42,7 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     `runtime.run_dir`, or one named by time below `trainer.default_local_dir`.
 
     Raises:
-        ConfigError: it cannot be made, another run uses it, or it holds a run that is not to be gone on with.
+        ConfigError: it cannot be made, another run uses it, or it holds a run that is not to be resumed.
     """
     named = config.runtime.run_dir is not None
     field, folder = _place(config)
@@ -60,15 +60,15 @@ def check_folder(config: RunConfig) -> Path | None:
     """Refuse what `run_folder` would, before there is a folder; what is made to find out is gone on return.
 
     Returns:
-        The run's folder, if there is one to go on with.
+        The run's folder, if there is one to resume.
 
     Raises:
-        ConfigError: nothing can be made where it is to be, or it holds a run that is not to be gone on with.
+        ConfigError: nothing can be made where it is to be, or it holds a run that is not to be resumed.
     """
     field, folder = _place(config)
     with _refused(field, folder):
         there = nearest_folder(config)
-        # By trial: permissions do not tell what an account of root's, /proc or a full disk will do.
+        # By trial: permissions do not show what an account of root's, /proc or a full disk will do.
         os.rmdir(tempfile.mkdtemp(prefix=".neoproto-", dir=there))
         if config.runtime.run_dir is None or there != folder:
             return None
@@ -98,7 +98,7 @@ def remove_new_folder(folder: Path, before: Path) -> None:
 
 
 def _place(config: RunConfig) -> tuple[str, Path]:
-    """The field that says where the run's folder is; the folder, or the one that a new one is made in."""
+    """The field that sets the run's folder; the folder, or the one that a new one is made in."""
     if config.runtime.run_dir is not None:
         field, typed = "runtime.run_dir", config.runtime.run_dir
         below: tuple[str, ...] = ()
@@ -133,9 +133,9 @@ def unused(parent: Path, name: str) -> Path:
 
 
 def earlier_date(config: RunConfig, checkpoint: Checkpoint | None = None) -> str | None:
-    """The day that the prompts of an earlier start were told.
+    """The date in the prompts of an earlier start.
 
-    The run's folder says it, or the checkpoint that the run begins with; None if neither does.
+    It is read from the run's folder, or from the checkpoint that the run begins with; None if neither does.
 
     Raises:
         ConfigError: the folder's configuration, or the checkpoint's state, cannot be read.
@@ -203,7 +203,7 @@ def completed_steps(folder: Path) -> int | None:
     """How many steps a complete run has; None if there is none in the folder.
 
     Raises:
-        ConfigError: the file that says so is damaged.
+        ConfigError: the file with that number is damaged.
     """
     path = folder / COMPLETE
     with named_damage(path):
@@ -226,7 +226,7 @@ def open_run_log(path: Path) -> LogFileHandler:
 
 
 def close_run_log(handler: LogFileHandler) -> None:
-    """What a process does that goes on after its run."""
+    """What a process does that continues after its run."""
     logging.getLogger("neoproto").removeHandler(handler)
     faulthandler.unregister(STACKS_SIGNAL)
     handler.close()
@@ -234,7 +234,7 @@ def close_run_log(handler: LogFileHandler) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Whether the lock was free. The system lets go of it when this process ends, however it does; processes
+    """Whether the lock was free. The system releases it when this process ends, however it does; processes
     that it starts do not inherit it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

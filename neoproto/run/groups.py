@@ -1,4 +1,4 @@
-"""Which worker groups a run or an evaluation has, how each is made, and how they are started."""
+"""The worker groups of a run or an evaluation: how each is made, and how they are started."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_groups(prepared: PreparedRun, placement: Placement) -> list[GroupSpec]:
         modules = worker_modules(model.device_type)
         found.append(_spec("reference", model.name, ReferenceWorker, reference, env, modules))
     found.append(reward_group(prepared, models["reward"].name if "reward" in models else None, device))
-    # Asked all the time, and for a moment each: in a trace that would be most of it, and say nothing.
+    # Asked all the time, and for a moment each: in a trace such calls would be most of it, without use.
     registry = ClassWithInitArgs(RegistryWorker, env=torch_env(1) | {FOLDER_VARIABLE: ""})
     found.append(GroupSpec(role=REGISTRY, name=config.weights.registry_name, workers=registry, model=None))
     return found

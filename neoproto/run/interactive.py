@@ -5,7 +5,7 @@ runtime = Runtime.from_config(config)
 trainer = InteractiveTrainer(config, runtime)     # workers, first weights
 done = await trainer.step()                       # or trainer.step().result()
 done.metrics["critic/score/mean"], done.batch
-trainer.close()                                   # its workers; the runtime goes on
+trainer.close()                                   # its workers; the runtime stays open
 runtime.close()
 """
 
@@ -43,7 +43,7 @@ from neoproto.trainer.metrics.record import StepReport
 from neoproto.trainer.sync import SyncSteps, release
 
 DRAIN_S, RELEASE_S = 1.0, 10.0
-"""How long workers may go on with what they do, and releasing them may take."""
+"""How long workers may finish their calls, and how long releasing them may take."""
 RUNTIME_CLOSES_S = 5.0
 """How long a checkpoint that is being written is waited for when the runtime closes."""
 
@@ -76,12 +76,12 @@ class InteractiveTrainer:
     """The workers of a `sync` run on a runtime, and its steps when they are asked for.
 
     What is ordered is done on a thread of its own, in order. `await trainer.step()` and
-    `trainer.step().result()` wait for it; where such a wait is interrupted, the step goes on.
+    `trainer.step().result()` wait for it; where such a wait is interrupted, the step continues.
 
     The run folder is the runtime's, and is written as a run's is (metrics, validation samples, checkpoints
-    when they are due): reports read it, and a later trainer in the same `runtime.run_dir` goes on from its
-    newest checkpoint. A failed step, or the death of a process that nobody replaces, ends the trainer; the
-    runtime goes on.
+    when they are due): reports read it, and a later trainer in the same `runtime.run_dir` resumes from its
+    newest checkpoint. A failed step, or the death of a process that is not replaced, ends the trainer; the
+    runtime stays open.
 
     Attributes:
         config: as given.
@@ -110,7 +110,7 @@ class InteractiveTrainer:
             self._resources = stack.pop_all()
 
     def _start(self, stack: ExitStack) -> None:
-        """Open everything; what has to be closed goes on the stack."""
+        """Open everything; the stack holds what has to be closed."""
         runtime, console = self._runtime, self._console
         here = self.config.runtime.model_copy(update={"run_dir": str(runtime.run_dir)})
         config = self.config.model_copy(update={"runtime": here})
@@ -167,8 +167,8 @@ class InteractiveTrainer:
             total = self._parts.total_steps
             if self._step >= total:
                 raise ValueError(
-                    f"all {total} steps are taken; a larger trainer.total_training_steps, by which the "
-                    "learning rate decays too, has more"
+                    f"all {total} steps are taken; set a larger trainer.total_training_steps for more "
+                    "(the learning rate decays over that number too)"
                 )
             self._step += 1
             step = self._step
@@ -240,7 +240,7 @@ class InteractiveTrainer:
         self.close()
 
     def _keep(self, batch: DataProto, prompts: DataProto) -> None:
-        """Hold on to the batch of the newest step, which refers to its prompts."""
+        """Keep the batch of the newest step, which refers to its prompts."""
         self._release_batch()
         self._kept = batch, prompts
 
@@ -285,7 +285,7 @@ def check_stepwise(config: RunConfig) -> None:
     if trainer.mode != "sync":
         problems.append(f"trainer.mode: only sync can be trained step by step, got {trainer.mode}")
     if trainer.on_failure != "fail":
-        problems.append("trainer.on_failure: only fail can be had step by step, got restart")
+        problems.append("trainer.on_failure: only fail works step by step, got restart")
     if trainer.trace:
         problems.append("trainer.trace: a trace is written by python -m neoproto.run only")
     if problems:
@@ -297,8 +297,8 @@ def _only_trainer(runtime: Runtime) -> Iterator[None]:
     """Raises RuntimeError: the runtime has a trainer."""
     if runtime in _live:
         raise RuntimeError(
-            "this runtime has a live InteractiveTrainer already: go on with it, or close it first with its "
-            "close(); where its name is lost, runtime.close() closes it too"
+            "this runtime has a live InteractiveTrainer already: use it, or close it first with its close(); "
+            "runtime.close() closes it too, if its name is lost"
         )
     _live.add(runtime)
     try:
@@ -314,7 +314,7 @@ def _is_shown(name: str) -> bool:
 
 
 class _Console(RunConsole):
-    """Says what takes long, and keeps the metrics for those who ordered them."""
+    """Prints what takes long, and keeps the metrics for those who ordered them."""
 
     def __init__(self) -> None:
         plain = Console(

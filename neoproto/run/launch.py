@@ -71,7 +71,7 @@ def run(
         points = ResumePoints(prepared, folder, given, console.stage)
         steps = points.complete()
         if steps is not None:
-            more = "a larger trainer.total_training_steps trains on"
+            more = "set a larger trainer.total_training_steps to train further"
             console.say(f"this run is complete: {steps} steps are trained, the model is in model/; {more}")
             return None
         for note in (*prepared.notes, *filter(None, [tmp_note()])):

@@ -1,4 +1,4 @@
-"""From the configuration to what each worker is told: its own section, and what the run adds to it."""
+"""The options of each worker: its section of the configuration, and what the run adds to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def weight_options(config: RunConfig) -> WeightOptions:
 
 
 def update_options(config: RunConfig) -> UpdateOptions:
-    """When and how replicas take new weights; in the other modes they are told when."""
+    """When and how replicas take new weights; in the other modes the trainer decides."""
     decoupled, weights = config.trainer.decoupled_async, config.weights
     return UpdateOptions(
         min_version_lag=decoupled.min_version_lag,

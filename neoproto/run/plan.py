@@ -1,6 +1,6 @@
 """What a run would do, for `dry_run=true`: placement, memory of each process, the work of one step.
 
-The memory figures are sums of what is known before a start: weights, gradients, optimizer state, caches, and
+Memory estimates are sums of what is known before a start: weights, gradients, optimizer state, caches, and
 the libraries' own share as it was seen. Activations are a rough upper bound of the largest micro-batch.
 """
 
@@ -126,7 +126,7 @@ def memory_rows(prepared: PreparedRun, placement: Placement) -> list[ProcessMemo
 
 
 def _cache_bytes(config: RunConfig, token_bytes: float) -> float:
-    """What a replica's key/value cache takes: what the configuration says, else room for full sequences."""
+    """What a replica's key/value cache takes: the configured size, else room for full sequences."""
     rollout = config.actor_rollout_ref.rollout
     if rollout.kv_cache_gib is not None and "kv_cache_gib" in ENGINES[rollout.name].options:
         return rollout.kv_cache_gib * GIB

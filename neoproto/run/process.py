@@ -68,7 +68,7 @@ def plain(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 class TerminalFile(io.FileIO):
-    """Drops what a terminal does not take that has been closed: SIGHUP ends the run, or nothing does."""
+    """Drops output to a closed terminal: SIGHUP may end the run, a failed write may not."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -83,7 +83,7 @@ def readable(stream: Any) -> Any:
     """The stream in a form that any text can be written to, whatever its encoding."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
-    if not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):  # a terminal that is gone says it is none
+    if not stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):  # isatty() is false for a terminal that is gone
         stream.reconfigure(errors=PLAIN)
         return stream
     raw: Any = TerminalFile(stream.fileno(), "wb", closefd=False)
@@ -103,7 +103,7 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
             os.set_inheritable(number, True)
-    # For the life of the process, so nobody closes them.
+    # Open as long as the process runs, so never closed.
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 

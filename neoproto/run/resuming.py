@@ -117,7 +117,7 @@ class ResumePoints:
             log.info("%d lines of metrics and prompts after step %d were set aside", lines, start.step)
 
     def describe(self, start: StartPoint) -> str | None:
-        """What a person should know of where the run starts; None for a new one."""
+        """One line on where the run starts; None for a new one."""
         if start.checkpoint is not None:
             where = f"resuming from the checkpoint of step {start.step}: {start.checkpoint.path}"
             return "; ".join((where, *self._cautions(start)))
@@ -134,7 +134,7 @@ class ResumePoints:
         code = code_options(self._prepared.config, self._prepared.loop)
         if "judged" not in start.state.loader:
             yield (
-                "it is of an earlier version and does not say what its rows were judged by, nor by which "
+                "it is of an earlier version and does not record what judged its rows, nor which "
                 "code, so neither is compared"
             )
         yield from differing(code, start.checkpoint, start.state)

@@ -21,7 +21,7 @@ def start_replica(runtime: Runtime, spec: GroupSpec, index: int, timeout: float)
     """Start the process of one replica on its own device; blocks.
 
     It is named after model and device, `rollout-0`, and `rollout-0-2` when it is started for the second time:
-    nothing that is still on its way from an earlier process can be taken for word of this one.
+    nothing that is still on its way from an earlier process can be taken for a message of this one.
     """
     assert spec.model is not None, spec
     place = runtime.model_resource_pool(spec.model).view(start=index, size=1)

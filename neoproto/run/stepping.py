@@ -4,7 +4,7 @@
       ▲                                               │ beside it: replicas kept alive, lost processes noticed
       └── await, or result() ──────settle─────────────┘
 
-A wait that is interrupted stops the wait alone: the order goes on, and the next one comes after it. Whatever
+A wait that is interrupted stops the wait alone: the order continues, and the next one follows. Whatever
 ends the thread settles all orders, those to come too.
 """
 
@@ -26,7 +26,7 @@ from neoproto.trainer.tasks import beside, owned_tasks
 T = TypeVar("T")
 
 CLOSED = "this trainer has been closed"
-ENDED = "This ended the trainer: close() it and make another one. The runtime and its other groups go on."
+ENDED = "The trainer has ended: close() it and make another one. The runtime and its other groups continue."
 SAVE_S = 60.0
 """How long closing waits for a checkpoint that is being written."""
 STOP_S = 5.0
@@ -70,7 +70,7 @@ class StepThread:
 
     Args:
         parts: of the trainer.
-        others: by name; what goes on beside the steps as long as they last, made on the thread. One that
+        others: by name; what runs beside the steps as long as they last, made on the thread. One that
             fails ends it.
         done: what becomes of the batch of a finished step, and of the prompts that it refers to.
     """
@@ -134,7 +134,7 @@ class StepThread:
                 runner.run(self._main())
             except asyncio.CancelledError:
                 pass  # as it closes
-            except BaseException as error:  # noqa: BLE001 - raised where somebody waits, now or later
+            except BaseException as error:  # noqa: BLE001 - raised at whoever waits, now or later
                 error.add_note(ENDED)
                 end = error
             with self._lock:
@@ -146,7 +146,7 @@ class StepThread:
 
     async def _main(self) -> None:
         """Consumes: orders. Waits for: the next one, and what it does. Produces: their results. Unblocked by:
-        an order, closing, or the failure of what goes on beside."""
+        an order, closing, or the failure of what runs beside."""
         self._task = asyncio.current_task()
         if self._closing:  # before there was a task to cancel
             return

@@ -17,7 +17,7 @@ CONTROLLER = "controller"
 def tracing(config: RunConfig, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Trace this process inside the block, with `trainer.trace`; afterwards merge what all wrote.
 
-    Merging that fails is said: by then the run is over, well or not.
+    A failure to merge is only printed: the run is over by then.
 
     Raises:
         ConfigError: the trace cannot be written.

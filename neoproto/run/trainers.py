@@ -48,7 +48,7 @@ def train(
     Args:
         replicas: those of `parts.workers.rollout`.
         supervisor: of these replicas.
-        failure: fails when a process dies that nobody replaces.
+        failure: fails when a process dies that is not replaced.
     """
     if own_loop is not None:
         training = own_training(own_loop, parts)

@@ -27,7 +27,7 @@ EstimatorFunction = Callable[[AdvantageInputs, AdvantageOptions], Estimate]
 
 
 def advantage_options(config: RunConfig) -> AdvantageOptions:
-    """What the configuration tells an estimator."""
+    """The options that the configuration gives an estimator."""
     algorithm = config.algorithm
     return AdvantageOptions(
         gamma=algorithm.gamma,

@@ -6,7 +6,7 @@
                                              └──────────── weight versions <──────────────┘
 
 The two modes differ in the last arrow only. In `separate_async` the trainer stops all replicas, has them
-load, and waits; in `decoupled_async` it publishes and goes on, and replicas load when they choose.
+load, and waits; in `decoupled_async` it publishes and continues, and replicas load when they choose.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class AsyncTrainer:
     """Owns the loops of `separate_async` and `decoupled_async`.
 
     Args:
-        status: knows what replicas serve, by their names.
-        replicas: of rollout. Whoever runs the trainer sees to it that they live.
+        status: which weights each replica serves, by name.
+        replicas: of rollout. The caller of the trainer keeps them alive.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class AsyncTrainer:
         parts.recorder.step(step, metrics, clock, samples)
 
     async def _hand_out_weights(self, flow: WeightFlow, clock: PhaseClock) -> None:
-        """Publish; then either see to it that replicas load, or leave that to them."""
+        """Publish; then either make the replicas load, or leave that to them."""
         with clock.phase("update_weights"):
             ticket = flow.publish()
         if self._parts.config.trainer.mode == "separate_async":

@@ -4,7 +4,7 @@
          ▲                        │
          └────── give back ───────┘ the replica failed: its prompts are for others, or for when it is up again
 
-It tells no replica which weights to serve: it reads what each of them serves, and starts a prompt once
+It sets no replica's weights: it reads what each of them serves, and starts a prompt once
 replicas serve the version that the prompt asks for. A call that failed for another reason ends the dispatcher
 with its cause.
 """

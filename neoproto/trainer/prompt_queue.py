@@ -58,7 +58,7 @@ class QueueState:
     """What a checkpoint needs of a queue.
 
     Attributes:
-        tickets: pending and running, by serial. Nobody will answer a restored queue for what was running.
+        tickets: pending and running, by serial. What was running gets no answer in a restored queue.
         next_serial: of the next ticket.
         finished: prompts, in the whole run.
     """
@@ -198,7 +198,7 @@ class PromptQueue:
         self._changes.notify()
 
     def give_back(self, tickets: Iterable[PromptTicket], cause: BaseException) -> None:
-        """Whoever ran these prompts could not: pending again, or failed if this was their last try.
+        """The replica of these prompts failed: they are pending again, or failed if this was their last try.
 
         Raises:
             ValueError: one of them is not running.
@@ -214,7 +214,7 @@ class PromptQueue:
         self._changes.notify()
 
     def raise_if_failed(self) -> None:
-        """Tell the trainer of a failed prompt.
+        """Raise the failure of a prompt, for the trainer.
 
         Raises:
             PromptFailed: there is one; of several the oldest.
@@ -247,7 +247,7 @@ class PromptQueue:
         return QueueState(tickets=tickets, next_serial=self._next_serial, finished=self._finished)
 
     def restore(self, state: QueueState) -> None:
-        """Go on where `state` was taken, with every prompt pending; each ticket is a part of its source.
+        """Resume from `state`, with every prompt pending; each ticket is a part of its source.
 
         Raises:
             ValueError: the queue was used already.

@@ -1,4 +1,4 @@
-"""What the trainer knows of the workers: which of their methods it calls, each with a deadline.
+"""The methods of workers that the trainer calls, each with a deadline.
 
     workers.actor.within(60).update_actor(batch)  ──handle, run/handles.py──>  PolicyWorker.update_actor
 
@@ -88,7 +88,7 @@ class ServingReplica(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is named by what says which weights it serves."""
+        """Its name in the registry of served weights."""
         ...
 
     @property

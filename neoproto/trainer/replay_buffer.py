@@ -219,7 +219,7 @@ class ReplayBuffer:
         return BufferState(groups=groups, evicted=self._evicted)
 
     def restore(self, state: BufferState) -> None:
-        """Go on where `state` was taken; each group is a part of its chunk.
+        """Resume from `state`; each group is a part of its chunk.
 
         Raises:
             ValueError: the buffer was used already.

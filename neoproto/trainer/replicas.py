@@ -1,4 +1,4 @@
-"""The rollout replicas of a run, each a worker group of one process, as one thing to call.
+"""The rollout replicas of a run, each a worker group of one process, called as one.
 
     generate_sequences ──rows──┬─> Replica 0 ──> the process it has now
     update_weights ────────────┼─> Replica 1 ──> …          │
@@ -40,7 +40,7 @@ T = TypeVar("T")
 log = logging.getLogger("neoproto.trainer")
 
 _LOOK_S = 1.0
-"""How often somebody who waits for replicas looks again which of them are up."""
+"""How often a wait for replicas checks which of them are up."""
 
 
 class Replica:
@@ -78,7 +78,7 @@ class Replica:
         """Calls of the present process, up or not: its own failure in the block is the replica's.
 
         Raises:
-            ReplicaFailed: in place of what says that the process cannot go on.
+            ReplicaFailed: in place of an error by which the process cannot continue.
         """
         process = self.process  # another one may take its place meanwhile
         try:
@@ -262,7 +262,7 @@ async def answer(call: Call[T]) -> T:
 
 
 def is_replicas_own(error: Exception, group: str) -> bool:
-    """Whether an exception says that the process of this group cannot go on, and another may.
+    """Whether an exception means that the process of this group cannot continue, and another may.
 
     Deaths and deadlines of others that it called, the registry's say, are not its own; nor is what its code
     refuses, which another process would refuse too.

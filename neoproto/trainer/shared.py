@@ -14,7 +14,7 @@ class CountedBatch:
     Parts are cut from a batch without copying, so deleting the columns of one would delete those of all.
 
     Args:
-        batch: handed over; nobody else may release it.
+        batch: handed over; no other owner may release it.
         parts: how many there are, >= 1.
 
     Raises:
@@ -97,7 +97,7 @@ class Changes:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
-        """Something changed: wake everybody who waits now."""
+        """Wake all that wait now: something changed."""
         for woken in self._waiting:
             _wake(woken)
         self._waiting.clear()

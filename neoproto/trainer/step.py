@@ -241,7 +241,7 @@ def rollout_weights(
 
 
 def token_level_rewards(columns: dict[str, Any], settings: StepSettings) -> tuple[Tensor, dict[str, float]]:
-    """Scores minus the KL penalty, [b,t], and the penalty's metrics; tells the controller what the KL was.
+    """Scores minus the KL penalty, [b,t], and the penalty's metrics; updates the KL controller.
 
     A score on a token that is not in the loss (a tool's, say) counts on the last one before it that is.
     """

@@ -5,7 +5,7 @@
        └──────────────── spawn on its place, so often ────────────────────────┘ its process released
 
 A replica is up once it serves weights no older than what was current when it began to load, nor than any
-version that somebody has waited for since. What is called here at its (re)start and while it lives
+version that was waited for since. What is called here at its (re)start and while it lives
 (`attach_registry`, the first `update_weights`, `run_agent`, `ping`) keeps the process going; it is no part of
 the training loop, which in `decoupled_async` calls nothing of a replica but generation.
 """
@@ -44,14 +44,14 @@ _VERSION_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisionOptions:
-    """Seconds, unless it says otherwise.
+    """Times of supervision in seconds, and its limits.
 
     Attributes:
         max_restarts: of each replica, before it counts as lost.
         heartbeat_interval, heartbeat_timeout: between two heartbeats; how long one may stay unanswered.
         start_limit: starting a process, whatever deadline it has of its own.
         load_timeout: attaching one to the registry, and its first load.
-        agents: each replica updates itself; otherwise it is told to.
+        agents: each replica updates itself; otherwise the trainer updates it.
     """
 
     max_restarts: int
@@ -95,7 +95,7 @@ class Supervisor:
 
         Raises:
             ReplicaLost: a replica failed once more than it may be restarted.
-            NeoProtoError: the registry is gone, or weights do not fit.
+            NeoProtoError: the registry is gone, or weights do not fit the model.
         """
         async with owned_tasks() as tasks:
             for index, replica in enumerate(self._set.replicas):
@@ -162,7 +162,7 @@ class Supervisor:
         raise replica.fail(NeoProtoError("its update agent ended"))
 
     async def _heartbeat(self, replica: Replica) -> NoReturn:
-        """Ask whether it lives.
+        """Send heartbeats until the replica fails to answer.
 
         Two heartbeats in a row have to be missed, of half the time each: were this process held up, the
         deadline of one could pass with its answer waiting here.

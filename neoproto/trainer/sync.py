@@ -48,7 +48,7 @@ class SyncTrainer:
 
 
 class SyncSteps:
-    """The steps of a run, for whoever decides when each is taken: `begin`, `take` in order, `finished`.
+    """The steps of a run, taken one by one by the caller: `begin`, `take` in order, `finished`.
 
     Args:
         tasks: owns the publishing of weights and the writing of checkpoints; a failure there ends it.

@@ -38,11 +38,11 @@ async def must_go_on(what: str, work: Awaitable[Any]) -> NoReturn:
         Whatever the work raises.
     """
     await work
-    raise NeoProtoError(f"{what} ended while training went on")
+    raise NeoProtoError(f"{what} ended while training continued")
 
 
 async def beside(work: Awaitable[T], others: Mapping[str, Awaitable[Any]]) -> T:
-    """The result of `work`, with other work going on beside it that ends with it.
+    """The result of `work`, with other work beside it that ends with it.
 
     Args:
         others: by name; work that only ends when it is cancelled. One that fails, or ends, ends `work`.

@@ -32,7 +32,7 @@ class ValidationPass:
 
 
 def validation_passes(options: ValKwargsConfig) -> list[ValidationPass]:
-    """Sampled answers, greedy ones, or both, as `rollout.val_kwargs` says."""
+    """Sampled answers, greedy ones, or both, by `rollout.val_kwargs`."""
     passes = []
     if options.do_sample:
         passes.append(ValidationPass(label=f"mean@{options.n}", greedy=False, samples=options.n))
@@ -51,7 +51,7 @@ class ValidationSample:
 
     Attributes:
         vote: what was compared with the ground truth: equal votes are one answer, "" is none; None where its
-            judge does not tell.
+            judge does not report one.
         failure: one of `FAILURES`, "" with a score.
     """
 

@@ -4,7 +4,7 @@
                     └── every replica serves it ──> committed
 
 `sync` and `separate_async` drive the second half themselves (`DrivenFlow`); in `decoupled_async` replicas do
-it when they choose (`PulledFlow`), and the trainer only looks at what the registry says they serve.
+it when they choose (`PulledFlow`), and the trainer only reads from the registry what they serve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GRACE_S = 5.0
 
 
 class ServingStatus(Protocol):
-    """Which replica serves which weights; `ReplicaSet` knows it, and a weight registry."""
+    """Which replica serves which weights: a `ReplicaSet` or a weight registry."""
 
     async def serving(self) -> Mapping[str, WeightVersion]:
         """The version that each replica serves, by name."""
@@ -68,7 +68,7 @@ class Ticket:
 
 
 class WeightFlow(ABC):
-    """Publishes versions in order. Subclasses say what commits one.
+    """Publishes versions in order. Subclasses define what commits one.
 
     Args:
         tasks: owns the publishing calls; one that fails ends it.

@@ -4,7 +4,7 @@
     commit  ─> manifest.json ─> global_step_N/ ─> latest_checkpointed_iteration.txt ─> old ones removed
     newest  ─> the highest global_step_N with a manifest        sweep ─> what a killed run left is removed
 
-A kill at any point leaves the newest checkpoint as it was, or the new one whole. Nothing here knows what is
+A kill at any point leaves the newest checkpoint as it was, or the new one whole. Nothing here reads what is
 in the files.
 """
 
@@ -116,7 +116,7 @@ class CheckpointFolder:
                     self._discard(path)
 
     def _point_to(self, step: int) -> None:
-        """Say in the file that verl's tools read which one is the newest."""
+        """Write the newest step into the file that verl's tools read."""
         replace_file(self.root / LATEST, f"{step}\n".encode(), synced=True)
 
     def _prune(self) -> None:

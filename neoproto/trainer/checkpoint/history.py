@@ -49,7 +49,7 @@ def positions(run_dir: Path) -> dict[str, int]:
 
 
 def sync_history(run_dir: Path) -> None:
-    """Have the disk hold what the growing files say: a checkpoint refers to it."""
+    """Sync the growing files to the disk: a checkpoint refers to their content."""
     for name in GROWING:
         if (run_dir / name).exists():
             sync(run_dir / name)

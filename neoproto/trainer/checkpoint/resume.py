@@ -1,4 +1,4 @@
-"""What the controller knows of a run, as it stands in a checkpoint, and where a run starts."""
+"""The controller's state of a run in a checkpoint, and where a run starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from neoproto.weights.version import WeightVersion
 
 STATE = "trainer.json"
 OWN_LOOP_NONE = "the one of trainer.mode"
-"""How a run says that its loop is none of the user's."""
+"""The name of a loop that is none of the user's."""
 _FORMAT = 1
 
 
@@ -145,7 +145,7 @@ def code_of(file: str | Path, name: str) -> str:
             together = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
             text += f" with {len(others)} neighbours of {together[:16]}"
         return text
-    except (OSError, ConfigError):  # what is wrong with the file is said where it is loaded
+    except (OSError, ConfigError):  # an error in the file is reported where it is loaded
         return f"{name} in a file that cannot be read"
 
 
@@ -190,7 +190,7 @@ def check_fits(
 ) -> None:
     """Refuse a checkpoint of another kind of run; data are the loader's business, layouts the workers'.
 
-    What the checkpoint does not say, being of an earlier version, is not compared.
+    What the checkpoint of an earlier version lacks is not compared.
 
     Raises:
         ConfigError: with every option that differs.

@@ -67,7 +67,7 @@ class RolloutSnapshot:
         return digests | _save(folder / BUFFER, samples, {"groups": groups, "evicted": buffer.evicted})
 
     def release(self) -> None:
-        """Let go of the columns; call it once."""
+        """Release the columns; call it once."""
         for batch in self._held.values():
             batch.done()
 

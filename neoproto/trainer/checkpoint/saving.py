@@ -71,7 +71,7 @@ class Checkpointer:
         if workers.critic is not None:
             self._trained["critic"] = workers.critic
         self._writing: asyncio.Task[None] | None = None
-        # Now, as the workers were started with it: a file of the user's may be changed while the run goes on.
+        # Now, as the workers were started with it: a file of the user's may be changed during the run.
         self._fixed = fixed_options(parts.config) | code_options(parts.config, parts.loop)
 
     def due(self, step: int) -> bool:
@@ -80,7 +80,7 @@ class Checkpointer:
         return self._parts.checkpoints is not None and self._freq > 0 and (last or step % self._freq == 0)
 
     async def save(self, step: int, take: Callable[[], CheckpointContext]) -> None:
-        """Start saving the run as it is after `step`; returns when training may go on.
+        """Start saving the run as it is after `step`; returns when training may continue.
 
         Consumes: nothing. Waits for: the checkpoint before, and the workers' copies. Produces: a task that
         writes. Unblocked by: a result, an error or the deadline of what it waits for.
@@ -186,7 +186,7 @@ class Checkpointer:
 
 @contextmanager
 def _disk_errors(step: int, path: Path) -> Iterator[None]:
-    """Say which checkpoint it was that the disk refused. Deadlines are OSErrors too, and are not meant."""
+    """Add the checkpoint's name to an error of the disk. Deadlines are OSErrors too, and stay as is."""
     try:
         yield
     except OSError as error:

@@ -2,7 +2,7 @@
 
     Recorder ─> Trackers ─> BackgroundTracker ─queue─> thread ─> a service (`services.py`)
 
-What a network does to it, slowness or failure, is said once and does not reach the run.
+A slow or failed network is reported once and does not affect the run.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Service(Protocol):
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 
     def close(self, failed: bool) -> None:
-        """The run is over; `failed` says that it did not come to its end."""
+        """The run is over; `failed`: it did not reach its end."""
         ...
 
 
 class BackgroundTracker:
-    """Feeds a tracker from a thread of its own: the run feels neither its slowness nor its failures.
+    """Feeds a tracker from a thread of its own: neither slowness nor failures of it reach the run.
 
-    The first failure is said, and in the end how many rows were lost; later rows are still tried, for a
+    The first failure is printed, and at the end the number of lost rows; later rows are still tried, for a
     network may come back.
 
     Args:
-        name: of the service, in what is said.
+        name: of the service, for messages.
         make: opens it; called in the thread.
         print_line: shows a person a line.
 
@@ -81,7 +81,7 @@ class BackgroundTracker:
             raise NotOpened(_named(self._not_opened)) from self._not_opened
 
     def begin(self, starts: Sequence[RunStart]) -> None:
-        """A start of the run begins, the last of `starts`: the service is told before the next row."""
+        """A start of the run begins, the last of `starts`: the service gets it before the next row."""
         self._starts = tuple(starts)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -107,7 +107,7 @@ class BackgroundTracker:
         """Consumes: rows. Waits for: a row or the end. Unblocked by: either, in a fraction of a second."""
         try:
             tracker = self._make()
-        except Exception as error:  # told to whoever opens it
+        except Exception as error:  # raised where it is opened
             log.info("%s could not be opened", self._name, exc_info=error)
             self._not_opened = error
             return
@@ -131,7 +131,7 @@ class BackgroundTracker:
     def _attempt(self, call: Callable[..., None], *args: Any) -> bool:
         try:
             call(*args)
-        except Exception as error:  # said: a service must not end a run of days
+        except Exception as error:  # printed: a service must not end a run of days
             log.info("%s failed", self._name, exc_info=error)
             self._warn(_named(error))
             return False
@@ -140,11 +140,11 @@ class BackgroundTracker:
     def _warn(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            self._print_line(f"warning: {self._name} failed, the run goes on without it: {why}")
+            self._print_line(f"warning: {self._name} failed, the run continues without it: {why}")
 
 
 class NotOpened(Exception):
-    """A service could not be opened; says why in one line."""
+    """A service could not be opened; the message is one line."""
 
 
 def _named(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a training loop tells of itself: metrics to trackers, lines to a person, totals to its caller."""
+"""The records of a training loop: metrics to trackers, lines to the console, totals to its caller."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TrainingResult:
 
 
 class Show(Protocol):
-    """Where a loop tells a person how it goes."""
+    """Where a loop shows its progress to a person."""
 
     def step(self, report: StepReport) -> None: ...
 
@@ -164,7 +164,7 @@ class Recorder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the totals of `state`; the time from then until now does not count."""
+        """Resume with the totals of `state`; the time from then until now does not count."""
         self._start, self._seconds_before = time.perf_counter(), state["training_seconds"]
         self._stepped_seconds, self._seconds = state["stepped_seconds"], dict(state["seconds"])
         self._samples, self._tokens = state["samples"], state["tokens"]
@@ -280,7 +280,7 @@ def training_parts(
 ) -> TrainingParts:
     """The parts of a run; its clock starts now, and its totals are those of `start`.
 
-    Without `checkpoints` none are saved, without the logs nobody is told what was trained on.
+    Without `checkpoints` none are saved, without the logs no file lists what was trained on.
     `gauges` are those of its `Recorder`.
     """
     start = start or StartPoint()

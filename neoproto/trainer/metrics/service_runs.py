@@ -49,7 +49,7 @@ class RunStart:
 
 
 class ServiceRuns:
-    """What `services.json` of a run folder says; every change is written at once.
+    """The content of `services.json` of a run folder; every change is written at once.
 
     Raises:
         ConfigError: the file is there and damaged.
@@ -71,7 +71,7 @@ class ServiceRuns:
         return self._runs.get(service, {})
 
     def keep(self, service: str, run: Mapping[str, str]) -> None:
-        """Remember the run of a service."""
+        """Record the run of a service."""
         if self._runs.get(service) != run:
             self._runs[service] = dict(run)
             self._write()

@@ -38,7 +38,7 @@ LONGEST_TAG = 5000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLabels:
-    """What a service is told of a run.
+    """What a service gets of a run.
 
     Attributes:
         config: the resolved configuration, as plain containers.
@@ -54,7 +54,7 @@ class RunLabels:
 
 
 def check_installed(loggers: tuple[str, ...]) -> None:
-    """Raises ConfigError: a service was chosen whose package is missing; says what to type."""
+    """Raises ConfigError: a service was chosen whose package is missing; names the install command."""
     missing = [name for name in loggers if name in PACKAGES and find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -67,7 +67,7 @@ def check_installed(loggers: tuple[str, ...]) -> None:
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Have temporary folders that are made meanwhile lie there.
+    """Make temporary folders there inside the block.
 
     Importing wandb makes two. A controller that is killed leaves them, and nothing of a run may stay outside
     its folder.
@@ -84,7 +84,7 @@ class WandbTracker:
     """A run of Weights & Biases. Its variables count: `WANDB_MODE=offline`, an own server, a key.
 
     W&B's own step may never fall, or a row is dropped. So it is the step of the run plus the number of steps
-    that were superseded, and charts are told to take `training/global_step` for their horizontal axis.
+    that were superseded, and charts take `training/global_step` for their horizontal axis.
     """
 
     def __init__(self, labels: RunLabels) -> None:
@@ -131,7 +131,7 @@ class MlflowTracker:
         given = os.environ.get("MLFLOW_TRACKING_URI")
         uri = given or (labels.folder / FOLDER_STORE).absolute().as_uri()
         if not given:
-            # MLflow wants to be told that its file store is meant; a database needs more packages.
+            # MLflow has to be set to use its file store; a database needs more packages.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.tracking import MlflowClient
 

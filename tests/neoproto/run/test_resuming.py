@@ -208,7 +208,7 @@ def test_a_checkpoint_that_does_not_say_what_judged_it_is_taken_and_that_is_said
     told = found.describe(found.next())
     assert told is not None
     assert told.endswith(
-        "; it is of an earlier version and does not say what its rows were judged by, nor by which code, "
+        "; it is of an earlier version and does not record what judged its rows, nor which code, "
         "so neither is compared"
     )
 

@@ -55,5 +55,5 @@ def test_work_that_should_go_on_and_ends_is_an_error() -> None:
             tasks.create_task(must_go_on("the dispatcher", asyncio.sleep(0)))
             await never()
 
-    with pytest.raises(NeoProtoError, match="the dispatcher ended while training went on"):
+    with pytest.raises(NeoProtoError, match="the dispatcher ended while training continued"):
         asyncio.run(asyncio.wait_for(main(), 5))

@@ -61,7 +61,7 @@ def test_a_service_that_fails_is_said_once_and_tried_again() -> None:
     tracker.close()
     assert [step for step, _ in service.rows] == [0, 3, 4]
     assert said == [
-        "warning: there failed, the run goes on without it: ConnectionError: no route to host",
+        "warning: there failed, the run continues without it: ConnectionError: no route to host",
         "warning: 2 rows of metrics did not reach there",
     ]
 
@@ -85,7 +85,7 @@ def test_a_service_is_told_of_a_start_before_its_rows_and_again_until_it_took_it
     tracker.close()
     assert [step for step, _ in service.rows] == [1, -1, 2, -2, 1]
     # No row is lost.
-    assert said == ["warning: there failed, the run goes on without it: ConnectionError: no route"]
+    assert said == ["warning: there failed, the run continues without it: ConnectionError: no route"]
 
 
 def test_a_service_that_hangs_holds_nobody_up() -> None:
@@ -104,7 +104,7 @@ def test_a_service_that_hangs_holds_nobody_up() -> None:
     tracker.close()
     assert time.monotonic() - started < 10
     stuck.set()
-    assert said[0] == "warning: there failed, the run goes on without it: it is too slow"
+    assert said[0] == "warning: there failed, the run continues without it: it is too slow"
     assert "warning: there did not finish within 0.2 s and is left behind" in said
     assert said[-1].endswith("rows of metrics did not reach there")
 

@@ -388,6 +388,32 @@ def test_what_a_module_does_to_the_environment_stays(host: Host) -> None:
     assert "GONE" not in report["environment"]
 
 
+def test_modules_find_what_they_find_in_a_worker(host: Host) -> None:
+    """A home folder, the run's working folder and the way to start processes, all set before the imports."""
+    host.module("sitecustomize", "import pwd\ndef getpwuid(_):\n    raise KeyError\npwd.getpwuid = getpwuid")
+    reads = [
+        "import multiprocessing, os",
+        "os.environ['MADE_HOME'] = os.path.expanduser('~')",
+        "os.environ['MADE_FOLDER'] = os.getcwd()",
+        "os.environ['MADE_START'] = multiprocessing.get_start_method()",
+    ]
+    host.module("reads", "\n".join(reads))
+    host.plan = make_plan(str(host.folder), ENTRY, [(("reads",), {})])
+    host.env["NEOPROTO_WORKING_FOLDER"] = str(host.folder / "modules")
+    unset = {name: os.environ.pop(name) for name in ("HOME",) if name in os.environ}
+    try:
+        _, report = host.worker(modules=("reads",))
+    finally:
+        os.environ.update(unset)
+    assert is_forked(report)
+    made = {name: report["environment"][name] for name in ("MADE_HOME", "MADE_FOLDER", "MADE_START")}
+    assert made == {
+        "MADE_HOME": str(host.folder),
+        "MADE_FOLDER": str(host.folder / "modules"),
+        "MADE_START": "forkserver",
+    }
+
+
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "OMP_WAIT_POLICY", "ANYTHING", "TMPDIR"])
 def test_a_worker_with_environment_that_imports_read_is_fresh(host: Host, name: str) -> None:
     host.worker()

@@ -266,6 +266,34 @@ def test_a_module_that_starts_a_thread_makes_the_parent_unfit(host: Host) -> Non
     assert not is_forked(report)
 
 
+def test_signals_that_a_host_ignores_are_ignored_by_its_workers(host: Host) -> None:
+    """As under nohup; also by one that asked for a fork and is started afresh."""
+    host.module(
+        "with_thread",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+    )
+    for modules in (("colorsys",), ("colorsys", "with_thread")):
+        host.count += 1
+        report = host.folder / f"report{host.count}"
+        words = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, *host.arguments(modules)]
+        with open(host.output(report), "wb") as output:
+            stub = subprocess.Popen(
+                words,
+                env=host.environment(report, "wait"),
+                cwd=host.folder,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+            )
+        host.stubs.append(stub)
+        found = host.read(report)
+        assert is_forked(found) == (len(modules) == 1)
+        for pid in (stub.pid, found["pid"]):
+            status = Path(f"/proc/{pid}/status").read_text()
+            (ignored,) = re.findall(r"SigIgn:\s*(\S+)", status)
+            assert int(ignored, 16) & 1 << signal.SIGHUP - 1
+
+
 def test_a_module_that_fails_is_left_to_the_workers(host: Host) -> None:
     host.module("breaks", "raise RuntimeError('broken on purpose')")
     host.plan = make_plan(str(host.folder), ENTRY, [(("breaks", "colorsys"), {})])

@@ -25,10 +25,7 @@ def prepare() -> None:
     """Send file descriptors 1 and 2 to the log, and make stacks readable on a signal."""
     if path := os.environ.get(LOG_VARIABLE):
         open_log(path)
-    folder = os.environ.get(FOLDER_VARIABLE, "")
-    if os.path.isdir(folder):
-        os.chdir(folder)
-    ensure_home()
+    settle()
     faulthandler.enable(file=sys.stderr, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
 
@@ -41,6 +38,14 @@ def open_log(path: str) -> None:
     os.dup2(log, 2)
     os.close(log)
     sys.stdout, sys.stderr = text_log(1), text_log(2)
+
+
+def settle() -> None:
+    """What imports find beside the environment: the run's working folder, and a home folder."""
+    folder = os.environ.get(FOLDER_VARIABLE, "")
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    ensure_home()
 
 
 def ensure_home() -> None:

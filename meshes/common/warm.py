@@ -22,6 +22,7 @@ import gc
 import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -216,6 +217,7 @@ class WarmParent(ABC):
         """
         before = dict(os.environb)
         self._base = before if wanted is None else dict(wanted)
+        bootstrap.settle()
         for name in self._modules:
             try:
                 importlib.import_module(name)
@@ -571,6 +573,8 @@ def main() -> None:
     bootstrap.open_log(os.path.join(plan.log_dir, log))
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     os.environ.update(plan.env)
+    # As Monarch's bootstrap does in a fresh worker, before that imports anything.
+    multiprocessing.set_start_method("forkserver", force=True)
     root = Root(plan.entry, plan.modules, listener, gone)
     root.warm_up()
     for branch in plan.branches:

@@ -160,7 +160,8 @@ def pass_signals_on() -> None:
             signal.pidfd_send_signal(_worker[0], signum)
 
     for signum in PASSED_ON:
-        signal.signal(signum, pass_on)
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # its worker ignores it too
+            signal.signal(signum, pass_on)
 
 
 def wait_for_fork(parent: socket.socket) -> int | None:

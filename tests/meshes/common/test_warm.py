@@ -266,6 +266,34 @@ def test_a_module_that_starts_a_thread_makes_the_parent_unfit(host: Host) -> Non
     assert not is_forked(report)
 
 
+def test_signals_that_a_host_ignores_are_ignored_by_its_workers(host: Host) -> None:
+    """As under nohup; also by one that asked for a fork and is started afresh."""
+    host.module(
+        "with_thread",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+    )
+    for modules in (("colorsys",), ("colorsys", "with_thread")):
+        host.count += 1
+        report = host.folder / f"report{host.count}"
+        words = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, *host.arguments(modules)]
+        with open(host.output(report), "wb") as output:
+            stub = subprocess.Popen(
+                words,
+                env=host.environment(report, "wait"),
+                cwd=host.folder,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+            )
+        host.stubs.append(stub)
+        found = host.read(report)
+        assert is_forked(found) == (len(modules) == 1)
+        for pid in (stub.pid, found["pid"]):
+            status = Path(f"/proc/{pid}/status").read_text()
+            (ignored,) = re.findall(r"SigIgn:\s*(\S+)", status)
+            assert int(ignored, 16) & 1 << signal.SIGHUP - 1
+
+
 def test_a_module_that_fails_is_left_to_the_workers(host: Host) -> None:
     host.module("breaks", "raise RuntimeError('broken on purpose')")
     host.plan = make_plan(str(host.folder), ENTRY, [(("breaks", "colorsys"), {})])
@@ -386,6 +414,32 @@ def test_what_a_module_does_to_the_environment_stays(host: Host) -> None:
     assert is_forked(report)
     assert report["environment"]["MADE"] == "here"
     assert "GONE" not in report["environment"]
+
+
+def test_modules_find_what_they_find_in_a_worker(host: Host) -> None:
+    """A home folder, the run's working folder and the way to start processes, all set before the imports."""
+    host.module("sitecustomize", "import pwd\ndef getpwuid(_):\n    raise KeyError\npwd.getpwuid = getpwuid")
+    reads = [
+        "import multiprocessing, os",
+        "os.environ['MADE_HOME'] = os.path.expanduser('~')",
+        "os.environ['MADE_FOLDER'] = os.getcwd()",
+        "os.environ['MADE_START'] = multiprocessing.get_start_method()",
+    ]
+    host.module("reads", "\n".join(reads))
+    host.plan = make_plan(str(host.folder), ENTRY, [(("reads",), {})])
+    host.env["NEOPROTO_WORKING_FOLDER"] = str(host.folder / "modules")
+    unset = {name: os.environ.pop(name) for name in ("HOME",) if name in os.environ}
+    try:
+        _, report = host.worker(modules=("reads",))
+    finally:
+        os.environ.update(unset)
+    assert is_forked(report)
+    made = {name: report["environment"][name] for name in ("MADE_HOME", "MADE_FOLDER", "MADE_START")}
+    assert made == {
+        "MADE_HOME": str(host.folder),
+        "MADE_FOLDER": str(host.folder / "modules"),
+        "MADE_START": "forkserver",
+    }
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "OMP_WAIT_POLICY", "ANYTHING", "TMPDIR"])

@@ -49,3 +49,11 @@ def test_the_controller_is_reached_where_it_reaches_the_workers() -> None:
 def test_a_script_inside_the_job_is_refused() -> None:
     with pytest.raises(RuntimeError, match="batch-mode"):
         WorkersJob({"default": ["tcp://127.0.0.1:1"]}).apply(client_script="train.py")
+
+
+def test_job_files_import_by_the_documented_path() -> None:
+    from meshes import workers_job
+    from meshes.monarch import workers_job as own
+
+    names = ["WorkersJob", "mesh_addresses", "mesh_sizes", "use_client_address"]
+    assert [getattr(workers_job, name) for name in names] == [getattr(own, name) for name in names]

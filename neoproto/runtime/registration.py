@@ -27,18 +27,19 @@ class Dispatch(enum.Enum):
 
     ONE_TO_ALL = "one_to_all"
     """Every argument to every rank; a list of results by rank."""
+    RANK_ZERO = "rank_zero"
+    """Rank 0 only; its value."""
+    DP_COMPUTE_PROTO = "dp_compute_proto"
+    """Batches are split by rank; the results are concatenated and padding is removed."""
+    DP_COMPUTE_METRIC = "dp_compute_metric"
+    """Batches are split by rank; a list of results."""
+    # The workers of `actors` use none of the rest: workers that were written for verl do.
     ALL_TO_ALL = "all_to_all"
     """Every argument is a list with one entry per rank; a list of results."""
     DP_COMPUTE = "dp_compute"
     """As ALL_TO_ALL, for methods that compute on their share."""
-    DP_COMPUTE_PROTO = "dp_compute_proto"
-    """Batches are split by rank; the results are concatenated and padding is removed."""
     DP_COMPUTE_PROTO_WITH_FUNC = "dp_compute_proto_with_func"
     """The first argument is a function and goes to every rank; the rest as DP_COMPUTE_PROTO."""
-    DP_COMPUTE_METRIC = "dp_compute_metric"
-    """Batches are split by rank; a list of results."""
-    RANK_ZERO = "rank_zero"
-    """Rank 0 only; its value."""
 
 
 class Execute(enum.Enum):

@@ -7,6 +7,7 @@ new_folder     beside it ─> filled by the caller ─> renamed
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -104,6 +105,16 @@ def write_synced(path: Path, *data: bytes | memoryview) -> None:
     sync(path)
 
 
+_PART = ".part"
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes killed inside `replace_file` have left in a folder that is ours alone."""
+    for scratch in folder.glob(f".*{_PART}"):
+        if re.fullmatch(rf"\..+\.\d+{re.escape(_PART)}", scratch.name):
+            _unlink(scratch)
+
+
 def replace_file(path: Path, *data: bytes | memoryview, synced: bool = False) -> None:
     """Give a file new content. A reader finds the old content or the new one, whenever this process stops.
 
@@ -115,7 +126,7 @@ def replace_file(path: Path, *data: bytes | memoryview, synced: bool = False) ->
         OSError: names the file, or the one beside it; the file is as it was.
     """
     # Of this process: two that write the same file do not write each other's half.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     with named_errors(path):
         try:
             if synced:

@@ -22,7 +22,7 @@ from meshes.common.stacks import STACKS_SIGNAL
 from neoproto.config import RunConfig
 from neoproto.config.saved import to_yaml
 from neoproto.errors import ConfigError
-from neoproto.files import replace_file, unwritable, user_path
+from neoproto.files import remove_parts, replace_file, unwritable, user_path
 from neoproto.report.reading import read_config
 from neoproto.runtime.logfile import LogFileHandler
 from neoproto.text import first_line
@@ -53,6 +53,7 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
             if not stack.enter_context(_locked(folder / LOCK)):
                 raise ConfigError(f"{field}: {folder} is in use by another run")
             _check_run(config, field, folder)
+            remove_parts(folder)
         yield folder
 
 

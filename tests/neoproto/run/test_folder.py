@@ -75,6 +75,22 @@ def test_a_folder_with_a_run_in_it_is_gone_on_with_or_refused(tmp_path: Path, mo
     assert made(config(str(tmp_path))) == folder
 
 
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys\n"
+        "from neoproto import files\n"
+        "files._rename = lambda *_: os.kill(os.getpid(), 9)\n"
+        "files.replace_file(pathlib.Path(sys.argv[1]), b'x')\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "config.yaml")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    theirs = tmp_path / ".download.part"
+    theirs.touch()
+    made(config(str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == [theirs.name]
+
+
 HOLD = """\
 import sys, time
 from neoproto.config import load_config

@@ -167,10 +167,10 @@ def test_metrics_by_data_source_and_way_of_sampling() -> None:
 def test_there_is_no_majority_where_the_judge_tells_no_votes() -> None:
     told = [sample("a", None, 0), sample("a", "3", 1)]
     untold = [sample("b", None, accuracy, source="t") for accuracy in (0, 1)]
-    figures = session.metrics_of([*told, *untold, sample("b", None, 1, "greedy", source="t")])
-    assert figures["s/sampled/maj@2"] == 0.5
-    assert not [name for name in figures if name.startswith("t/") and "maj" in name]
-    assert session.without_majority(figures) == ["t/sampled"]
+    metrics = session.metrics_of([*told, *untold, sample("b", None, 1, "greedy", source="t")])
+    assert metrics["s/sampled/maj@2"] == 0.5
+    assert not [name for name in metrics if name.startswith("t/") and "maj" in name]
+    assert session.without_majority(metrics) == ["t/sampled"]
 
 
 def test_without_arguments_it_says_what_it_is_about_to_do(

@@ -11,18 +11,17 @@ from pathlib import Path
 
 from rich.table import Table
 
-from meshes.common.topology import compile_here
 from neoproto.config import RunConfig, preset_topology
-from neoproto.config.schema import OPTIONAL_ROLES
 from neoproto.data.prompts import EncodedPrompts, load_tokenizer, read_rows
 from neoproto.errors import ConfigError
 from neoproto.eval.metrics import Answer, answer_metrics
 from neoproto.files import user_path
+from neoproto.run.checks import place
 from neoproto.run.console import RunConsole
-from neoproto.run.environment import expected_workers
 from neoproto.run.folder import EPOCH, earlier_date, holds_run, open_run_log, run_folder, write_config
 from neoproto.run.groups import GroupSpec, reward_group, rollout_group, start_group, start_groups
 from neoproto.run.handles import RewardHandle, RolloutHandle
+from neoproto.run.launch import start_runtime
 from neoproto.run.plan import DRY_RUN_DONE
 from neoproto.run.prepare import (
     PreparedModel,
@@ -37,8 +36,6 @@ from neoproto.run.prepare import (
 )
 from neoproto.run.prompts import as_batch
 from neoproto.run.trainers import no_process_failure
-from neoproto.runtime import Runtime
-from neoproto.runtime.backend import check_backend, check_hosts
 from neoproto.runtime.placement import ModelPlacement, Placement, placement_table
 from neoproto.trainer.metrics.phases import PhaseClock
 from neoproto.trainer.tasks import beside
@@ -86,7 +83,7 @@ def evaluate(config: RunConfig, console: RunConsole | None = None) -> dict[str, 
     """
     console = console or RunConsole()
     refuse_run(config)
-    placement = place(config)
+    placement = place_rollout(config)
     (rollout,) = placement.models_of("rollout")
     prepared = prepare(config, rollout, console.stage)
     with run_folder(config) as folder:
@@ -117,7 +114,7 @@ def dry_run(config: RunConfig, console: RunConsole | None = None) -> None:
     """
     console = console or RunConsole()
     refuse_run(config)
-    placement = place(config)
+    placement = place_rollout(config)
     (rollout,) = placement.models_of("rollout")
     prepared = prepare(config, rollout, console.stage)
     console.table(placement_table(placement))
@@ -139,34 +136,18 @@ def refuse_run(config: RunConfig) -> None:
         raise ConfigError(f"runtime.run_dir: {folder} holds a training run; wanted another folder")
 
 
-def place(config: RunConfig) -> Placement:
+def place_rollout(config: RunConfig) -> Placement:
     """Where the replicas run: as the topology says, else on all devices of the preset.
 
     Raises:
         TopologyError: with every violation.
-        ConfigError: there is no such backend, or the applied job does not fit the topology.
+        ConfigError: see `place`.
     """
-    check_backend(config.runtime.backend)
-    trainer = config.trainer
-    device = trainer.device_type
-    topology = (
-        config.resolved_topology()
-        if config.topology is not None
-        else preset_topology(
-            ("rollout",),
-            nnodes=trainer.nnodes or 1,
-            n_gpus_per_node=trainer.n_gpus_per_node or 1,
-            device_type=None if device == "auto" else device,
-        )
-    )
-    placement = compile_here(
-        topology,
-        hosts_are_here=config.runtime.hosts_are_here,
-        roles_needed=("rollout",),
-        roles_allowed=(*config.roles, *OPTIONAL_ROLES),
-    )
-    check_hosts(config.runtime, placement)
-    return placement
+    if config.topology is None:
+        nodes, devices = config.trainer.nnodes or 1, config.trainer.n_gpus_per_node or 1
+        alone = preset_topology(("rollout",), nnodes=nodes, n_gpus_per_node=devices, device_type=None)
+        config = config.model_copy(update={"topology": alone})
+    return place(config, ("rollout",))
 
 
 def prepare(config: RunConfig, rollout: ModelPlacement, stage: Stage) -> PreparedEval:
@@ -203,13 +184,8 @@ def answer(
     config: RunConfig, prepared: PreparedEval, placement: Placement, folder: Path, console: RunConsole
 ) -> list[ValidationSample]:
     """Start the workers, have every question answered and judged, close everything."""
-    settings = {"runtime": config.runtime.model_copy(update={"run_dir": str(folder)}), "topology": None}
     limits = config.trainer.timeouts
-    with console.stage("starting hosts and store"):
-        runtime = Runtime.from_config(
-            settings, placement=placement, expected=expected_workers(config, placement)
-        )
-    with runtime:
+    with start_runtime(config, placement, folder, config.runtime.env_vars, console) as runtime:
         failure = runtime.watch_failures([spec.name for spec in prepared.groups])
         with console.stage("starting workers"):
             starts = [partial(start_group, runtime, spec, limits.start) for spec in prepared.groups]

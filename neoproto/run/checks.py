@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from meshes.common.topology import compile_here
@@ -40,28 +41,31 @@ def check_run(config: RunConfig) -> CheckedRun:
     Raises:
         ConfigError: something is wrong.
     """
-    check_backend(config.runtime.backend)
     check_folder(config)
     elsewhere = checkpoint_at_path(config)
     check_installed(config.trainer.logger)
-    placement = place(config)
+    placement = place(config, config.roles)
     check_functions(config)
     check_named_models(config)
     return CheckedRun(config=config, placement=placement, elsewhere=elsewhere)
 
 
-def place(config: RunConfig) -> Placement:
+def place(config: RunConfig, needed: Collection[str]) -> Placement:
     """Compile the topology for this machine, or for the applied job.
+
+    Args:
+        needed: roles that it must have; it may have others of a run.
 
     Raises:
         TopologyError: with every violation.
-        ConfigError: there is no such job, or its meshes are not the topology's clusters.
+        ConfigError: there is no such backend or job, or the job's meshes are not the topology's clusters.
     """
+    check_backend(config.runtime.backend)
     placement = compile_here(
         config.resolved_topology(),
         hosts_are_here=config.runtime.hosts_are_here,
-        roles_needed=config.roles,
-        roles_allowed=OPTIONAL_ROLES,
+        roles_needed=needed,
+        roles_allowed=(*config.roles, *OPTIONAL_ROLES),
     )
     check_hosts(config.runtime, placement)
     return placement

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from meshes.common.machine import tmp_note
 from neoproto.config import RunConfig
 from neoproto.errors import ConfigError
-from neoproto.run.checks import CheckedRun, check_run
+from neoproto.run.checks import check_run
 from neoproto.run.console import RunConsole
 from neoproto.run.environment import expected_workers
 from neoproto.run.folder import completed_steps, nearest_folder, open_run_log, remove_new_folder, run_folder
 from neoproto.run.resuming import ResumePoints
 from neoproto.run.tracing import tracing, worker_environment
 from neoproto.runtime import Runtime
+from neoproto.runtime.placement import Placement
 from neoproto.runtime.signals import held_signals
 from neoproto.trainer.checkpoint.restarts import Restarts
 from neoproto.trainer.metrics.loggers import open_services
@@ -55,8 +56,13 @@ def run(
     with run_folder(config) as folder, ExitStack() as stack:
         open_run_log(folder / "run.log")
         runtimes: list[Runtime] = []
+
+        def start() -> Runtime:
+            env = worker_environment(config, folder)
+            return start_runtime(config, checked.placement, folder, env, console)
+
         if completed_steps(folder) is None:  # else there is nothing to start, unless it is to be longer now
-            runtimes.append(stack.enter_context(start_runtime(checked, folder, console)))
+            runtimes.append(stack.enter_context(start()))
         # An exception that a signal raises while native code is imported may be lost in there.
         with held_signals():
             # This brings torch: a second or two, for which the hosts' processes have not had to wait.
@@ -81,24 +87,23 @@ def run(
         session = RunSession(prepared, checked.placement, folder, console, points, services, own_loop)
 
         def train(begin: Callable[[], None]) -> TrainingResult:
-            runtime = runtimes.pop() if runtimes else start_runtime(checked, folder, console)
+            runtime = runtimes.pop() if runtimes else start()
             return session.train(runtime, begin)
 
         return Restarts(config, points.newest, console.say).run(train)
 
 
-def start_runtime(checked: CheckedRun, folder: Path, console: RunConsole) -> Runtime:
-    """Start the hosts and the store of a run."""
-    config = checked.config
-    settings = {
-        "runtime": config.runtime.model_copy(
-            update={"run_dir": str(folder), "env_vars": worker_environment(config, folder)}
-        ),
-        "topology": config.resolved_topology(),
-    }
+def start_runtime(
+    config: RunConfig, placement: Placement, folder: Path, env: dict[str, str], console: RunConsole
+) -> Runtime:
+    """Start the hosts and the store of a run or an evaluation.
+
+    Args:
+        folder: gets the logs of the processes.
+        env: what all of them begin with.
+    """
+    settings = config.runtime.model_copy(update={"run_dir": str(folder), "env_vars": env})
     with console.stage("starting hosts and store"):
         return Runtime.from_config(
-            settings,
-            placement=checked.placement,
-            expected=expected_workers(config, checked.placement),
+            settings, placement=placement, expected=expected_workers(config, placement)
         )

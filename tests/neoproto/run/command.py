@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from rich.table import Table
 
+from neoproto.config import RuntimeConfig
 from neoproto.run.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -24,8 +25,8 @@ class FakeRuntime:
     made = open = 0
     """How many were made, and how many of them are open."""
 
-    def __init__(self, settings: dict[str, Any], **_: Any) -> None:
-        (Path(settings["runtime"].run_dir) / "logs").mkdir()
+    def __init__(self, settings: RuntimeConfig, **_: Any) -> None:
+        (Path(settings.run_dir) / "logs").mkdir()
         FakeRuntime.made += 1
         FakeRuntime.open += 1
         self._closed = False

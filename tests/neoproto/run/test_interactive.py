@@ -79,7 +79,8 @@ def test_what_cannot_be_had_step_by_step_is_refused_at_once(configured: Callable
 def test_a_runtime_with_another_topology_is_refused(
     configured: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    other = place(configured("trainer.n_gpus_per_node=2"))
+    two = configured("trainer.n_gpus_per_node=2")
+    other = place(two, two.roles)
     runtime: Any = SlowRuntime(tmp_path / "run", other)
     with pytest.raises(ConfigError, match=r"topology: .* Runtime\.from_config\(config\) takes this one"):
         InteractiveTrainer(configured(), runtime)
@@ -89,7 +90,7 @@ def test_a_runtime_with_another_topology_is_refused(
 def test_a_start_that_fails_can_be_tried_again(configured: Callable[..., RunConfig], tmp_path: Path) -> None:
     """The folder's lock, the log and the runtime's mark are given back; the trainer's own error comes out."""
     config = configured()
-    runtime: Any = SlowRuntime(tmp_path / "run", place(config))
+    runtime: Any = SlowRuntime(tmp_path / "run", place(config, config.roles))
     for _ in range(2):
         with pytest.raises(NeoProtoError, match=r"trainer\.timeouts\.start=180"):
             InteractiveTrainer(config, runtime)
@@ -119,7 +120,7 @@ def test_what_has_started_is_released_when_the_rest_does_not(
             return Group(name)
 
     config = configured()
-    runtime: Any = Partly(tmp_path / "run", place(config))
+    runtime: Any = Partly(tmp_path / "run", place(config, config.roles))
     with pytest.raises(NeoProtoError, match="did not answer") as kept:
         InteractiveTrainer(config, runtime)
     assert {ended.get(timeout=20) for _ in range(3)} == {"critic", "registry", "rollout-0"}
@@ -141,7 +142,7 @@ def test_a_second_trainer_on_a_runtime_is_told_what_to_do(
             inner.append(caught.value)
             super().create_worker_group(*args, **options)
 
-    runtime: Any = Busy(tmp_path / "run", place(config))
+    runtime: Any = Busy(tmp_path / "run", place(config, config.roles))
     with pytest.raises(NeoProtoError, match="did not answer"):
         InteractiveTrainer(config, runtime)
     assert inner

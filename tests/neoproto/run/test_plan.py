@@ -76,7 +76,7 @@ def test_a_dry_run_says_where_how_much_and_what(tmp_path: Path, monkeypatch: pyt
 def test_memory_of_a_trained_model_is_shared_by_its_ranks() -> None:
     sizes = plan.ModelSizes(parameters=1000, hidden=8, intermediate=20, layers=2, vocabulary=10, kv_numbers=0)
     config = compose_run("ppo_monarch", ["trainer.n_gpus_per_node=2"])
-    actor = next(model for model in checks.place(config).models if model.worker == "actor")
+    actor = next(model for model in checks.place(config, config.roles).models if model.worker == "actor")
     row = plan._trained(actor, sizes, 100.0, 0.0)
     assert (row.processes, row.weights, row.training) == (2, 2000.0, 6000.0)
     assert row.activations == 4 * 100 * 2 * (12 * 8 + 4 * 20)

@@ -2,7 +2,7 @@
 
     host ──starts──> stub ──environment, folder, standard streams──> warm parent ──fork──> worker
                       │ <────pidfd of the worker, later its exit status────────┘             │
-                      └──lifeline (a pipe without a writer     )─────────────────────────────┘
+                      └──lifeline (a pipe without a writer)──────────────────────────────────┘
 
 To its host the stub is the worker: signals are passed on, it ends as the worker ends, and the kernel kills
 the worker when the stub ends. Where there is no warm parent, or none that can be used, the stub becomes the

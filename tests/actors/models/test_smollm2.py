@@ -169,7 +169,7 @@ def test_another_file_is_refused_and_nothing_is_left(
 
 def test_a_tensor_that_no_llama_has_is_named() -> None:
     odd = {"blk.0.attn_q.bias": torch.zeros(1)}
-    with pytest.raises(ConfigError, match=r"not known: blk\.0\.attn_q\.bias"):
+    with pytest.raises(ConfigError, match=r"unknown tensor: blk\.0\.attn_q\.bias"):
         dict(hf_weights(odd, original().config))
 
 

@@ -30,8 +30,11 @@ from typing import NoReturn
 
 PLAN_VARIABLE = "NEOPROTO_WARM_PLAN"
 """What a parent is started with, as text. Not an argument: it may hold what other users must not read."""
-WAIT_S = 90.0
-"""How long the warm parent is waited for, imports included; Monarch waits 120 s for a process to start."""
+WAIT_S = 18.0
+"""How long the warm parent is waited for, imports included.
+
+Monarch 0.7 never notices a process that answers its host more than 30 s after it was asked for, whatever its
+settings are: a fresh one still has time to start in."""
 STATUS_S = 5.0
 """How long the exit status of a worker that has ended is waited for."""
 FRESH, FORKED, ENDED = b"f", b"w", b"e"

@@ -27,7 +27,8 @@ import cloudpickle  # type: ignore[import-untyped]
 SETTINGS = {
     # A dead process is then noticed within 2 s instead of 10.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "1s",
-    # A busy machine takes longer than Monarch's 30 s to start Python; the runtime's own bound is 120 s.
+    # The runtime's own bound. (A process that answers after 30 s is lost all the same: see `WAIT_S` in
+    # meshes/common/warm_stub.py.)
     "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE": "120s",
     "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": "120s",
     "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT": "120s",

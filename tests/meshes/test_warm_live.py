@@ -97,6 +97,14 @@ def test_a_worker_dies_with_its_stub(runtime: Runtime) -> None:
     assert not procs.lives(worker)
 
 
+def test_a_parent_that_takes_long_to_import_is_not_waited_for(runtime: Runtime) -> None:
+    """Monarch would wait for the worker in vain."""
+    workers = ClassWithInitArgs(Probe, preload=("tests.meshes.slow_import",))
+    group = runtime.create_worker_group(workers, on=runtime.create_resource_pool(1, 1), name="group")
+    assert parents(group) == [0]
+    assert group.add(1) == [1]
+
+
 def test_there_is_no_parent_where_none_is_wanted(tmp_path: Path) -> None:
     with Runtime.from_config({"runtime": {"run_dir": str(tmp_path), "warm_parent": False}}) as runtime:
         assert parents(start(runtime, "group")) == [0]

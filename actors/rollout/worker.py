@@ -51,7 +51,7 @@ class RolloutWorker(Worker):
         self._options = options
         self._engine = build_engine(options.engine) if engine is None else engine
         self._agent: UpdateAgent | None = None
-        self._tokens = self._samples = 0
+        self._tokens = self._samples = 0  # counted on the worker's event loop alone, so without a lock
         self._seconds = 0.0
 
     @register(dispatch_mode=SPREAD)

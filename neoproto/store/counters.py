@@ -14,7 +14,10 @@ REPORTED = ("gets", "gets_shared", "bytes_mapped", "bytes_copied", "cache_hits",
 
 @dataclass(kw_only=True, slots=True)
 class ClientCounters:
-    """Counts of one process. `gets_shared` are those gets that cost no message to a volume."""
+    """Counts of one process. `gets_shared` are those gets that cost no message to a volume.
+
+    No lock: gets are counted on the caller's thread, so two at once may count as one.
+    """
 
     puts: int = 0
     gets: int = 0

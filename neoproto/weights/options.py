@@ -1,4 +1,8 @@
-"""How weights are published and pulled."""
+"""How weights are published and pulled.
+
+Classes of their own beside the configuration's sections: a publisher outside a run has no configuration, and
+this package does not import it.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_the_wheel_has_every_module_and_configuration_and_nothing_else(installed
         path.relative_to(ROOT)
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".yaml"} or path.parent.name == "assets"
+        if path.suffix in {".py", ".pyi", ".yaml"} or path.parent.name == "assets"
     }
     metadata = next(installed.glob("neoproto-*.dist-info"))
     got = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}

@@ -72,4 +72,5 @@ def test_two_networks_have_a_volume_each_and_reach_each_others_rows(networks, tm
             one.kill()
             one.wait()
     said = [log.read_text() for log in logs]
-    assert (code, said[2].splitlines()[-1:]) == (0, ["held"]), "\n".join(said)
+    # Not the last line: on a busy machine Monarch writes of its own time limit when the program exits.
+    assert (code, "held" in said[2].splitlines()) == (0, True), "\n".join(said)
